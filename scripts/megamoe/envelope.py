@@ -1,0 +1,119 @@
+"""One result shape for every verb: findings and data in, text or JSON and an exit code out.
+
+Three layers: collect does I/O, judge is pure and returns an Outcome, this module renders it.
+Contract: schema_version, command, status, exit_code, findings, data (README.md, "JSON output").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NoReturn
+
+from megamoe_atom.problem import Exit, Problem, Reason
+
+SCHEMA_VERSION = 1
+Severity = Literal["info", "warn", "error"]
+Status = Literal["pass", "warn", "fail", "refused", "invalid", "inconclusive", "error", "not_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing a person should know. `code` is stable; host, file, line and quote are given where they apply."""
+
+    code: str
+    severity: Severity
+    what: str
+    why: str
+    fix: str
+    host: str | None = None
+    file: str | None = None
+    line: int | None = None
+    quote: str | None = None
+
+    @classmethod
+    def from_reason(cls, reason: Reason, severity: Severity = "error") -> Finding:
+        return cls(reason.code, severity, reason.what, reason.why, reason.fix)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a judge returns. `summary` is the first line a person reads; `text` is the verb's own body, if any."""
+
+    status: Status
+    exit_code: Exit
+    summary: str
+    findings: list[Finding] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+def outcome_from(findings: list[Finding], *, summary_ok: str, summary_bad: str, bad_status: Status = "fail",
+                 bad_exit: Exit = Exit.CHECK_FAILED, data: dict[str, Any] | None = None, text: str = "") -> Outcome:
+    """The usual verdict: any error finding is bad, warnings alone are `warn` (exit 0), else `pass`."""
+    if any(f.severity == "error" for f in findings):
+        return Outcome(bad_status, bad_exit, summary_bad, findings, data or {}, text)
+    status: Status = "warn" if any(f.severity == "warn" for f in findings) else "pass"
+    return Outcome(status, Exit.PASS, summary_ok, findings, data or {}, text)
+
+
+def as_json(command: str, outcome: Outcome) -> str:
+    """The envelope as one JSON object, keys in a fixed order, absent locations left out."""
+    body = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "status": outcome.status,
+        "exit_code": int(outcome.exit_code),
+        "summary": outcome.summary,
+        "findings": [{k: v for k, v in asdict(f).items() if v is not None} for f in outcome.findings],
+        "data": outcome.data,
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False, default=str)
+
+
+def as_text(outcome: Outcome) -> str:
+    """Plain text, one record per finding; words, not colours, carry the status."""
+    lines = [f"{outcome.status.upper()}: {outcome.summary}"]
+    if outcome.text:
+        lines += ["", outcome.text.rstrip()]
+    for finding in sorted(outcome.findings, key=lambda f: ("error", "warn", "info").index(f.severity)):
+        where = ":".join(str(p) for p in (finding.file, finding.line) if p is not None)
+        place = " ".join(p for p in (finding.host, where) if p)
+        lines += ["", f"{finding.severity} {finding.code}" + (f" ({place})" if place else ""), f"  what: {finding.what}"]
+        if finding.quote is not None:
+            lines.append(f"  line: {finding.quote}")
+        lines += [f"  why:  {finding.why}", f"  fix:  {finding.fix}"]
+    return "\n".join(lines)
+
+
+def outcome_of_problem(problem: Problem) -> Outcome:
+    """A Problem as an Outcome; exit 2 is `refused`, 5 is `invalid`, all else is `error`."""
+    status: Status = {Exit.REFUSED: "refused", Exit.NO_EVIDENCE: "invalid", Exit.CHECK_FAILED: "fail"}.get(
+        problem.exit_code, "error")  # type: ignore[assignment]
+    first = problem.reasons[0]
+    return Outcome(status, problem.exit_code, first.what, [Finding.from_reason(r) for r in problem.reasons])
+
+
+def run_verb(command: str, judge: Callable[[], Outcome], *, json_output: bool) -> NoReturn:
+    """Runs a verb's work, prints its result on stdout and exits with its code. A bug of ours is exit 70, never 1."""
+    try:
+        outcome = judge()
+    except Problem as problem:
+        outcome = outcome_of_problem(problem)
+    except KeyboardInterrupt:
+        outcome = Outcome("error", Exit.INTERRUPTED, "interrupted")
+    except Exception as error:  # the last line of defence: a person still gets the envelope
+        if os.environ.get("MEGAMOE_DEBUG"):
+            traceback.print_exc()
+        outcome = Outcome("error", Exit.OUR_BUG, f"bug in megamoe: {type(error).__name__}: {error}", [
+            Finding("our_bug", "error", f"{type(error).__name__}: {error}", "this is not your mistake",
+                    "run again with MEGAMOE_DEBUG=1 and report the traceback")])
+    try:
+        print(as_json(command, outcome) if json_output else as_text(outcome), flush=True)
+    except BrokenPipeError:
+        sys.stderr.close()
+    sys.exit(int(outcome.exit_code))
