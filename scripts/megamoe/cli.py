@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from typing import Any, NoReturn
 
-import click
+import typer
+import typer.core
 import typer.main
+from megamoe_atom.problem import Exit
+
+from megamoe.envelope import Finding, Outcome, as_json
 
 # verb -> (module that holds `app`, one line of help). Kept here so that --help imports no verb.
 VERBS: dict[str, tuple[str, str]] = {
@@ -30,32 +36,62 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verb in VERBS if self._exists(verb)]
+# typer re-exports BadParameter, not its base: every mistake in the words of a command line is one of these.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS or not self._exists(cmd_name):
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group whose verbs are listed from VERBS and imported one at a time."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [verb for verb in VERBS if _exists(verb)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS or not _exists(cmd_name):
             return None
-        app = importlib.import_module(VERBS[cmd_name][0]).app
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(importlib.import_module(VERBS[cmd_name][0]).app)
         command.name = cmd_name
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, VERBS[verb][1]) for verb in self.list_commands(ctx)])
-
-    @staticmethod
-    def _exists(verb: str) -> bool:
-        module = VERBS[verb][0]
-        try:
-            return importlib.util.find_spec(module) is not None
-        except ModuleNotFoundError:
-            return False
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(verb, VERBS[verb][1]) for verb in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Verbs"):
+                formatter.write_dl(rows)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]},
-             help="MegaMoE on MI355X: plan, check, validate and prove a deployment. Every verb takes --json.")
-def main() -> None:
+def _exists(verb: str) -> bool:
+    try:
+        return importlib.util.find_spec(VERBS[verb][0]) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None,
+                  context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.callback(help="MegaMoE on MI355X: plan, check, validate and prove a deployment. Every verb takes --json.")
+def _root() -> None:
     pass
+
+
+def main() -> NoReturn:
+    """Runs the CLI. A usage mistake is exit 2, and with --json it speaks the envelope like everything else."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(standalone_mode=False)
+    except UsageError as error:
+        message = str(getattr(error, "message", error))
+        if "--json" not in sys.argv:
+            error.show()  # type: ignore[attr-defined] # every UsageError has it
+        else:
+            verb = next((a for a in sys.argv[1:] if a in VERBS), "megamoe")
+            print(as_json(verb, Outcome("refused", Exit.REFUSED, message, [
+                Finding("usage", "error", message, "the command line could not be understood",
+                        f"see `megamoe {verb} --help`" if verb in VERBS else "see `megamoe --help`")])))
+        sys.exit(int(Exit.REFUSED))
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        sys.exit(int(Exit.INTERRUPTED))
+    sys.exit(result if isinstance(result, int) else 0)

@@ -83,7 +83,8 @@ def as_text(outcome: Outcome) -> str:
     for finding in sorted(outcome.findings, key=lambda f: ("error", "warn", "info").index(f.severity)):
         where = ":".join(str(p) for p in (finding.file, finding.line) if p is not None)
         place = " ".join(p for p in (finding.host, where) if p)
-        lines += ["", f"{finding.severity} {finding.code}" + (f" ({place})" if place else ""), f"  what: {finding.what}"]
+        head = f"{finding.severity} {finding.code}" + (f" ({place})" if place else "")
+        lines += ["", head, f"  what: {finding.what}"]
         if finding.quote is not None:
             lines.append(f"  line: {finding.quote}")
         lines += [f"  why:  {finding.why}", f"  fix:  {finding.fix}"]
