@@ -47,29 +47,51 @@ def _refuse(code: str, what: str, why: str, fix: str) -> NoReturn:
 def _check_bytes(t: torch.Tensor, name: str, ndim: int) -> None:
     """Refuses what the byte moves below would silently get wrong."""
     if not isinstance(t, torch.Tensor):
-        _refuse("layout_type", f"{name} is a {type(t).__name__}, not a tensor",
-                "a layout is a permutation of a tensor's bytes", "pass the raw weight tensor")
+        _refuse(
+            "layout_type",
+            f"{name} is a {type(t).__name__}, not a tensor",
+            "a layout is a permutation of a tensor's bytes",
+            "pass the raw weight tensor",
+        )
     if t.dtype != torch.uint8:
-        _refuse("layout_dtype", f"{name} has dtype {t.dtype}, expected torch.uint8",
-                "two fp4 values share one byte and a scale is one e8m0 byte; another element size would be permuted "
-                "in other units", f"pass {name}.view(torch.uint8) when the tensor holds packed bytes of that dtype")
+        _refuse(
+            "layout_dtype",
+            f"{name} has dtype {t.dtype}, expected torch.uint8",
+            "two fp4 values share one byte and a scale is one e8m0 byte; another element size would be permuted "
+            "in other units",
+            f"pass {name}.view(torch.uint8) when the tensor holds packed bytes of that dtype",
+        )
     if t.ndim != ndim:
-        _refuse("layout_rank", f"{name} has shape {tuple(t.shape)}, expected {ndim} dimensions",
-                "the first dimension separates the experts", "pass the tensor of one rank, [experts, rows, columns]")
+        _refuse(
+            "layout_rank",
+            f"{name} has shape {tuple(t.shape)}, expected {ndim} dimensions",
+            "the first dimension separates the experts",
+            "pass the tensor of one rank, [experts, rows, columns]",
+        )
     if t.numel() == 0:
-        _refuse("layout_empty", f"{name} has shape {tuple(t.shape)} and holds no bytes",
-                "its raw bytes were released after an earlier conversion, or never loaded",
-                "convert before the raw weights are released, and keep the converted tensors")
+        _refuse(
+            "layout_empty",
+            f"{name} has shape {tuple(t.shape)} and holds no bytes",
+            "its raw bytes were released after an earlier conversion, or never loaded",
+            "convert before the raw weights are released, and keep the converted tensors",
+        )
     if not t.is_contiguous():
-        _refuse("layout_strides", f"{name} has shape {tuple(t.shape)} and strides {t.stride()}, so it is not contiguous",
-                "the kernels address the bytes of a dense tensor", f"pass {name}.contiguous()")
+        _refuse(
+            "layout_strides",
+            f"{name} has shape {tuple(t.shape)} and strides {t.stride()}, so it is not contiguous",
+            "the kernels address the bytes of a dense tensor",
+            f"pass {name}.contiguous()",
+        )
 
 
 def _divides(value: int, by: int, what: str, name: str) -> None:
     if value % by:
-        _refuse("layout_shape", f"{name} has {what} = {value}, which is not a multiple of {by}",
-                "the layout is made of whole blocks; a partial block has no place in it",
-                "check the model's hidden and intermediate sizes; MegaMoE needs both divisible by 256")
+        _refuse(
+            "layout_shape",
+            f"{name} has {what} = {value}, which is not a multiple of {by}",
+            "the layout is made of whole blocks; a partial block has no place in it",
+            "check the model's hidden and intermediate sizes; MegaMoE needs both divisible by 256",
+        )
 
 
 def check_scales(scale: torch.Tensor, name: str) -> None:
@@ -80,9 +102,12 @@ def check_scales(scale: torch.Tensor, name: str) -> None:
     """
     if scale.numel() and int(scale.amax()) == E8M0_NAN:
         at = (scale == E8M0_NAN).nonzero()
-        _refuse("layout_nan_scale", f"{name} holds the e8m0 code 255 (NaN) {len(at)} times, first at "
-                f"{tuple(at[0].tolist())}", "every value of such a block of 32 is NaN, and so is every output that uses it",
-                "the checkpoint or its conversion is damaged: verify the shard's checksum and load it again")
+        _refuse(
+            "layout_nan_scale",
+            f"{name} holds the e8m0 code 255 (NaN) {len(at)} times, first at {tuple(at[0].tolist())}",
+            "every value of such a block of 32 is NaN, and so is every output that uses it",
+            "the checkpoint or its conversion is damaged: verify the shard's checksum and load it again",
+        )
 
 
 # ---- moving bytes ------------------------------------------------------------------------------------------------
@@ -133,8 +158,9 @@ def _rows_scale_view(scale: torch.Tensor) -> torch.Tensor:
     return scale.view(m // 32, 2, 16, n // 8, 2, 4).permute(0, 3, 5, 2, 4, 1)
 
 
-def _weights(src: torch.Tensor, out: torch.Tensor | None, view: Callable[[torch.Tensor], torch.Tensor], *,
-             inverse: bool) -> torch.Tensor:
+def _weights(
+    src: torch.Tensor, out: torch.Tensor | None, view: Callable[[torch.Tensor], torch.Tensor], *, inverse: bool
+) -> torch.Tensor:
     out = torch.empty_like(src) if out is None else out
     a, b = _same_words(src, out)
     if inverse:
@@ -146,8 +172,9 @@ def _weights(src: torch.Tensor, out: torch.Tensor | None, view: Callable[[torch.
     return out
 
 
-def _bytes(src: torch.Tensor, out: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], *,
-           inverse: bool) -> torch.Tensor:
+def _bytes(
+    src: torch.Tensor, out: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], *, inverse: bool
+) -> torch.Tensor:
     if inverse:
         raw_order = view(out)
         raw_order.copy_(src.view(raw_order.shape))
@@ -204,13 +231,18 @@ def shuffle_w13_scale(raw: torch.Tensor, *, gate_up: bool = True, out: torch.Ten
     return _bytes(raw, torch.empty_like(raw) if out is None else out, _w13_scale_view, inverse=False)
 
 
-def unshuffle_w13_scale(shuffled: torch.Tensor, *, gate_up: bool = True,
-                        shape: tuple[int, int, int] | None = None) -> torch.Tensor:
+def unshuffle_w13_scale(
+    shuffled: torch.Tensor, *, gate_up: bool = True, shape: tuple[int, int, int] | None = None
+) -> torch.Tensor:
     """Inverse of shuffle_w13_scale; the separated form needs the raw `shape` because its pads are dropped."""
     if not gate_up:
         if shape is None:
-            _refuse("layout_shape", "the separated w13 scales were given without their raw shape",
-                    "they are padded, and the pads must be dropped", "pass shape=(experts, 2*inter, hidden//32)")
+            _refuse(
+                "layout_shape",
+                "the separated w13 scales were given without their raw shape",
+                "they are padded, and the pads must be dropped",
+                "pass shape=(experts, 2*inter, hidden//32)",
+            )
         return unshuffle_w2_scale(shuffled, shape, name="w13 scale")
     _check_bytes(shuffled, "w13 scale", 3)
     _divides(shuffled.shape[1], 32, "gate and up rows", "w13 scale")
@@ -260,8 +292,9 @@ def shuffle_w2_scale(raw: torch.Tensor, *, out: torch.Tensor | None = None, name
     return _bytes(rows, torch.empty_like(rows) if out is None else out, _rows_scale_view, inverse=False)
 
 
-def unshuffle_w2_scale(shuffled: torch.Tensor, shape: tuple[int, int, int] | torch.Size, *,
-                       name: str = "w2 scale") -> torch.Tensor:
+def unshuffle_w2_scale(
+    shuffled: torch.Tensor, shape: tuple[int, int, int] | torch.Size, *, name: str = "w2 scale"
+) -> torch.Tensor:
     """Inverse of shuffle_w2_scale.
 
     Args:
@@ -272,8 +305,12 @@ def unshuffle_w2_scale(shuffled: torch.Tensor, shape: tuple[int, int, int] | tor
     """
     m, n = w2_scale_shape(shape)
     if shuffled.numel() != m * n:
-        _refuse("layout_shape", f"{name} holds {shuffled.numel()} bytes, expected {m} x {n} = {m * n} for {tuple(shape)}",
-                "the shuffled scales are padded to 256 rows and 8 columns", "pass what shuffle_w2_scale returned")
+        _refuse(
+            "layout_shape",
+            f"{name} holds {shuffled.numel()} bytes, expected {m} x {n} = {m * n} for {tuple(shape)}",
+            "the shuffled scales are padded to 256 rows and 8 columns",
+            "pass what shuffle_w2_scale returned",
+        )
     flat = shuffled.reshape(m, n)
     _check_bytes(flat, name, 2)
     raw = _bytes(flat, torch.empty_like(flat), _rows_scale_view, inverse=True)
@@ -310,8 +347,9 @@ def layout_of(t: torch.Tensor) -> ConvertedLayer | None:
     return getattr(t, _TAG, None)
 
 
-def _check_layer(w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor, *,
-                 gate_up: bool) -> None:
+def _check_layer(
+    w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor, *, gate_up: bool
+) -> None:
     _check_w13(w13, "w13", gate_up=gate_up)
     _check_w2(w2, "w2")
     _check_bytes(w13_scale, "w13 scale", 3)
@@ -325,13 +363,20 @@ def _check_layer(w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w
     }
     for name, (tensor, shape) in expected.items():
         if tuple(tensor.shape) != shape:
-            _refuse("layout_mismatch", f"{name} has shape {tuple(tensor.shape)}, but w13 {tuple(w13.shape)} "
-                    f"(experts={experts}, inter={inter}, hidden={hidden}) asks for {shape}",
-                    "weights and scales of one layer must describe the same experts, or values meet a wrong scale",
-                    "pass the four tensors of one layer and one rank, not padded and not sliced")
+            _refuse(
+                "layout_mismatch",
+                f"{name} has shape {tuple(tensor.shape)}, but w13 {tuple(w13.shape)} "
+                f"(experts={experts}, inter={inter}, hidden={hidden}) asks for {shape}",
+                "weights and scales of one layer must describe the same experts, or values meet a wrong scale",
+                "pass the four tensors of one layer and one rank, not padded and not sliced",
+            )
         if tensor.device != w13.device:
-            _refuse("layout_device", f"{name} is on {tensor.device}, w13 on {w13.device}",
-                    "the kernels read all four from one GPU", "load the whole layer onto the rank's device")
+            _refuse(
+                "layout_device",
+                f"{name} is on {tensor.device}, w13 on {w13.device}",
+                "the kernels read all four from one GPU",
+                "load the whole layer onto the rank's device",
+            )
     if gate_up:
         _divides(hidden // 32, 8, "scales per row", "w13 scale")
 
@@ -345,9 +390,17 @@ def _in_place(raw: torch.Tensor, shuffle: Callable[..., torch.Tensor], chunk: in
     return raw
 
 
-def convert_layer_tensors(w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor, *,
-                          gate_up: bool = True, in_place: bool = False, chunk_experts: int = 4,
-                          nan_check: bool = True) -> ConvertedLayer:
+def convert_layer_tensors(
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    *,
+    gate_up: bool = True,
+    in_place: bool = False,
+    chunk_experts: int = 4,
+    nan_check: bool = True,
+) -> ConvertedLayer:
     """Raw weights of one layer and rank to what MegaMoE takes. Calling it again with its own result returns that.
 
     ATOM calls its weight hook twice (once per loader pass), hence the idempotence.
@@ -366,23 +419,36 @@ def convert_layer_tensors(w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.
     done = [layout_of(t) for t in (w13, w13_scale, w2, w2_scale)]
     if done[0] is not None and all(d is done[0] for d in done):
         if done[0].gate_up != gate_up:
-            _refuse("layout_twice", f"the layer was converted with gate_up={done[0].gate_up}, now gate_up={gate_up}",
-                    "a converted layer cannot be converted to the other form; its bytes would be scrambled",
-                    "use one form per process: interleaved for a8w4, separated for a4w4")
+            _refuse(
+                "layout_twice",
+                f"the layer was converted with gate_up={done[0].gate_up}, now gate_up={gate_up}",
+                "a converted layer cannot be converted to the other form; its bytes would be scrambled",
+                "use one form per process: interleaved for a8w4, separated for a4w4",
+            )
         return done[0]
     if any(d is not None for d in done):
-        _refuse("layout_twice", "some of the four tensors are converted and some are raw",
-                "converting a tensor twice scrambles it", "pass four raw tensors, or the four results of one conversion")
+        _refuse(
+            "layout_twice",
+            "some of the four tensors are converted and some are raw",
+            "converting a tensor twice scrambles it",
+            "pass four raw tensors, or the four results of one conversion",
+        )
     if chunk_experts < 1:
-        _refuse("layout_chunk", f"chunk_experts={chunk_experts}", "at least one expert moves per step",
-                "pass chunk_experts >= 1")
+        _refuse(
+            "layout_chunk",
+            f"chunk_experts={chunk_experts}",
+            "at least one expert moves per step",
+            "pass chunk_experts >= 1",
+        )
     _check_layer(w13, w13_scale, w2, w2_scale, gate_up=gate_up)
     if nan_check:
         check_scales(w13_scale, "w13 scale")
         check_scales(w2_scale, "w2 scale")
 
-    shapes = ((int(w13.shape[0]), int(w13.shape[1]), int(w13.shape[2])),
-              (int(w2.shape[0]), int(w2.shape[1]), int(w2.shape[2])))
+    shapes = (
+        (int(w13.shape[0]), int(w13.shape[1]), int(w13.shape[2])),
+        (int(w2.shape[0]), int(w2.shape[1]), int(w2.shape[2])),
+    )
 
     def w13_move(t: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return shuffle_w13(t, gate_up=gate_up, out=out)
@@ -402,7 +468,12 @@ def convert_layer_tensors(w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.
             rows_scale_in_place(w2_scale),
         )
     else:
-        moved = (w13_move(w13), shuffle_w13_scale(w13_scale, gate_up=gate_up), shuffle_w2(w2), shuffle_w2_scale(w2_scale))
+        moved = (
+            w13_move(w13),
+            shuffle_w13_scale(w13_scale, gate_up=gate_up),
+            shuffle_w2(w2),
+            shuffle_w2_scale(w2_scale),
+        )
     # detach(): a view of a Parameter is a new tensor object that can carry the mark, and wants no gradient.
     flat = [t.detach().reshape(-1) for t in moved]
     layer = ConvertedLayer(flat[0], flat[1], flat[2], flat[3], shapes[0], shapes[1], gate_up)
