@@ -67,8 +67,9 @@ def _exists(verb: str) -> bool:
         return False
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None,
-                  context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 @app.callback(help="MegaMoE on MI355X: plan, check, validate and prove a deployment. Every verb takes --json.")
@@ -87,9 +88,25 @@ def main() -> NoReturn:
             error.show()  # type: ignore[attr-defined] # every UsageError has it
         else:
             verb = next((a for a in sys.argv[1:] if a in VERBS), "megamoe")
-            print(as_json(verb, Outcome("refused", Exit.REFUSED, message, [
-                Finding("usage", "error", message, "the command line could not be understood",
-                        f"see `megamoe {verb} --help`" if verb in VERBS else "see `megamoe --help`")])))
+            print(
+                as_json(
+                    verb,
+                    Outcome(
+                        "refused",
+                        Exit.REFUSED,
+                        message,
+                        [
+                            Finding(
+                                "usage",
+                                "error",
+                                message,
+                                "the command line could not be understood",
+                                f"see `megamoe {verb} --help`" if verb in VERBS else "see `megamoe --help`",
+                            )
+                        ],
+                    ),
+                )
+            )
         sys.exit(int(Exit.REFUSED))
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)

@@ -52,8 +52,16 @@ class Outcome:
     text: str = ""
 
 
-def outcome_from(findings: list[Finding], *, summary_ok: str, summary_bad: str, bad_status: Status = "fail",
-                 bad_exit: Exit = Exit.CHECK_FAILED, data: dict[str, Any] | None = None, text: str = "") -> Outcome:
+def outcome_from(
+    findings: list[Finding],
+    *,
+    summary_ok: str,
+    summary_bad: str,
+    bad_status: Status = "fail",
+    bad_exit: Exit = Exit.CHECK_FAILED,
+    data: dict[str, Any] | None = None,
+    text: str = "",
+) -> Outcome:
     """The usual verdict: any error finding is bad, warnings alone are `warn` (exit 0), else `pass`."""
     if any(f.severity == "error" for f in findings):
         return Outcome(bad_status, bad_exit, summary_bad, findings, data or {}, text)
@@ -94,7 +102,8 @@ def as_text(outcome: Outcome) -> str:
 def outcome_of_problem(problem: Problem) -> Outcome:
     """A Problem as an Outcome; exit 2 is `refused`, 5 is `invalid`, all else is `error`."""
     status: Status = {Exit.REFUSED: "refused", Exit.NO_EVIDENCE: "invalid", Exit.CHECK_FAILED: "fail"}.get(
-        problem.exit_code, "error")  # type: ignore[assignment]
+        problem.exit_code, "error"
+    )  # type: ignore[assignment]
     first = problem.reasons[0]
     return Outcome(status, problem.exit_code, first.what, [Finding.from_reason(r) for r in problem.reasons])
 
@@ -110,9 +119,20 @@ def run_verb(command: str, judge: Callable[[], Outcome], *, json_output: bool) -
     except Exception as error:  # the last line of defence: a person still gets the envelope
         if os.environ.get("MEGAMOE_DEBUG"):
             traceback.print_exc()
-        outcome = Outcome("error", Exit.OUR_BUG, f"bug in megamoe: {type(error).__name__}: {error}", [
-            Finding("our_bug", "error", f"{type(error).__name__}: {error}", "this is not your mistake",
-                    "run again with MEGAMOE_DEBUG=1 and report the traceback")])
+        outcome = Outcome(
+            "error",
+            Exit.OUR_BUG,
+            f"bug in megamoe: {type(error).__name__}: {error}",
+            [
+                Finding(
+                    "our_bug",
+                    "error",
+                    f"{type(error).__name__}: {error}",
+                    "this is not your mistake",
+                    "run again with MEGAMOE_DEBUG=1 and report the traceback",
+                )
+            ],
+        )
     try:
         print(as_json(command, outcome) if json_output else as_text(outcome), flush=True)
     except BrokenPipeError:

@@ -25,6 +25,10 @@ def resource(relative: str) -> Path:
     for base in (checkout_root(), _PACKAGED):
         if base is not None and (base / relative).exists():
             return base / relative
-    raise Problem("resource_missing", what=f"{relative} is neither in a checkout nor in the installed package",
-                  why="pins, profiles and edits are read from that one place", exit_code=Exit.OUR_BUG,
-                  fix="reinstall with `pip install .` from a complete checkout")
+    raise Problem(
+        "resource_missing",
+        what=f"{relative} is neither in a checkout nor in the installed package",
+        why="pins, profiles and edits are read from that one place",
+        exit_code=Exit.OUR_BUG,
+        fix="reinstall with `pip install .` from a complete checkout",
+    )

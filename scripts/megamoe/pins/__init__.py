@@ -1,0 +1,1 @@
+"""Pins: the one file of versions (docker/pins.toml), checked, mirrored and verified."""

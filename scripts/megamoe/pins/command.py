@@ -1,0 +1,112 @@
+"""`megamoe pins`: check, mirror and verify what docker/pins.toml names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from megamoe_atom.problem import Exit, Problem
+
+from megamoe.envelope import Finding, Outcome, outcome_from, run_verb
+from megamoe.pins import check as offline
+from megamoe.pins import sources
+from megamoe.pins.model import load_pins
+from megamoe.resources import checkout_root, resource
+
+app = typer.Typer(add_completion=False, help="Check, mirror and verify the pinned sources.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+GitBase = Annotated[str, typer.Option(envvar="MEGAMOE_GIT_BASE", help="Where OWNER/NAME.git repositories are served.")]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _root() -> Path:
+    root = checkout_root()
+    if root is None:
+        raise Problem(
+            "no_checkout",
+            exit_code=Exit.PRECONDITION,
+            what="this megamoe was not run from a checkout",
+            why="the pins are judged against the repository's files",
+            fix="clone the repository and run it from there",
+        )
+    return root
+
+
+def _outcome(findings: list[Finding], ok: str, bad: str) -> Outcome:
+    unreachable = any(f.code == "source_unreachable" for f in findings)
+    wrong = any(f.severity == "error" and f.code != "source_unreachable" for f in findings)
+    return outcome_from(
+        findings,
+        summary_ok=ok,
+        summary_bad=bad,
+        bad_status="error" if unreachable and not wrong else "fail",
+        bad_exit=Exit.UNREACHABLE if unreachable and not wrong else Exit.CHECK_FAILED,
+    )
+
+
+@app.command()
+def check(
+    online: Annotated[bool, typer.Option(help="Also ask whether each source is still served.")] = False,
+    git_base: GitBase = sources.GIT_BASE,
+    json_output: Json = False,
+) -> None:
+    """Consistent, complete, nothing floating, nothing pinned elsewhere."""
+
+    def judge() -> Outcome:
+        pins = load_pins(resource("docker/pins.toml"))
+        findings = offline.judge(pins, _root())
+        if online:
+            findings += sources.online(pins, git_base=git_base, say=_say)
+        return _outcome(
+            findings,
+            "the pins are complete and stand in one place" + (", and are served" if online else ""),
+            "the pins do not hold",
+        )
+
+    run_verb("pins check", judge, json_output=json_output)
+
+
+@app.command()
+def mirror(
+    directory: Path,
+    lock: Annotated[list[str] | None, typer.Option(help="Locks whose closure to fetch.")] = None,
+    git_base: GitBase = sources.GIT_BASE,
+    json_output: Json = False,
+) -> None:
+    """Fetch every pinned source once into DIRECTORY; what is there and right is kept."""
+
+    def judge() -> Outcome:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Problem(
+                "mirror_unwritable",
+                what=f"{directory} cannot be made: {error}",
+                why="the mirror is written there",
+                fix="name a folder that can be written",
+            ) from error
+        findings = sources.mirror(
+            load_pins(resource("docker/pins.toml")), _root(), directory, git_base=git_base, locks=lock or [], say=_say
+        )
+        return _outcome(findings, f"{directory.name} holds every pinned source", f"{directory.name} is not complete")
+
+    run_verb("pins mirror", judge, json_output=json_output)
+
+
+@app.command()
+def verify(directory: Path, json_output: Json = False) -> None:
+    """Check a mirror offline."""
+
+    def judge() -> Outcome:
+        findings = sources.verify(load_pins(resource("docker/pins.toml")), directory)
+        return _outcome(
+            findings, f"{directory.name} is complete and unchanged", f"{directory.name} must not be built from"
+        )
+
+    run_verb("pins verify", judge, json_output=json_output)

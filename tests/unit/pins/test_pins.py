@@ -1,0 +1,165 @@
+"""Pins: complete, one copy, fetched once, verified offline. Sources are a local git server folder and a local wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from megamoe.pins import check, sources
+from megamoe.pins.model import Pins, load_pins
+from megamoe.resources import resource
+from megamoe_atom.problem import Exit, Problem
+
+
+def git(*argv: str, cwd: Path) -> str:
+    env = os.environ | {f"GIT_{who}_{what}": "test" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    return subprocess.run(["git", *argv], cwd=cwd, env=env, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pins, str, Path]:
+    """A git base folder with one repository, a wheel in a local folder, and pins that name both."""
+    work = tmp_path / "work"
+    work.mkdir()
+    git("init", "--quiet", cwd=work)
+    (work / "file").write_text("one\n")
+    git("add", "file", cwd=work)
+    git("commit", "--quiet", "-m", "one", cwd=work)
+    commit = git("rev-parse", "HEAD", cwd=work)
+    base = tmp_path / "served" / "Owner"
+    base.mkdir(parents=True)
+    git("clone", "--quiet", "--bare", str(work), str(base / "Name.git"), cwd=tmp_path)
+    git("config", "uploadpack.allowAnySHA1InWant", "true", cwd=base / "Name.git")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("thing.py", "x = 1\n")
+        archive.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        archive.writestr("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("thing-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    pins = Pins.model_validate(
+        {
+            "source_date_epoch": 1784716176,
+            "base": {"name": "a/b:c", "digest": "sha256:" + "1" * 64},
+            "git": {"name": {"repository": "Owner/Name", "commit": commit}},
+            "wheel": {
+                "thing": {
+                    "distribution": "thing",
+                    "version": "1.0",
+                    "sha256": {"py3": hashlib.sha256(wheel.read_bytes()).hexdigest()},
+                }
+            },
+            "python": {},
+        }
+    )
+    return pins, (tmp_path / "served").as_uri(), tmp_path
+
+
+def make_mirror(served: tuple[Pins, str, Path]) -> Path:
+    pins, base, tmp = served
+    findings = sources.mirror(pins, tmp, tmp / "mirror", git_base=base, locks=[], say=lambda line: None)
+    assert [f.code for f in findings if f.severity == "error"] == []
+    return tmp / "mirror"
+
+
+def test_the_repositorys_own_pins_are_complete_and_stand_in_one_place() -> None:
+    pins = load_pins(resource("docker/pins.toml"))
+    assert [str(f) for f in check.judge(pins, resource("docker/pins.toml").parents[1])] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param(('commit = "e3f9', 'commit = "main" # "e3f9'), "pins_floating", id="branch instead of commit"),
+        pytest.param(("digest =", "digset ="), "pins_unknown_key", id="misspelt key"),
+        pytest.param(("digest =", "# digest ="), "pins_incomplete", id="missing digest"),
+        pytest.param(('"3.0.4"', '">=3.0.4"'), "pins_floating", id="range instead of version"),
+        pytest.param(("[base]", "[base"), "pins_unreadable", id="not TOML"),
+    ],
+)
+def test_a_wrong_pins_file_is_refused_with_the_key(tmp_path: Path, change: tuple[str, str], code: str) -> None:
+    text = resource("docker/pins.toml").read_text()
+    assert change[0] in text
+    (tmp_path / "pins.toml").write_text(text.replace(*change, 1))
+    with pytest.raises(Problem) as caught:
+        load_pins(tmp_path / "pins.toml")
+    assert code in [reason.code for reason in caught.value.reasons]
+    assert caught.value.exit_code is Exit.REFUSED
+
+
+def test_a_second_copy_of_a_pin_and_another_hash_and_a_floating_reference_are_found(tmp_path: Path) -> None:
+    pins = load_pins(resource("docker/pins.toml"))
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "Dockerfile").write_text(
+        f"ARG ATOM={pins.git['atom'].commit}\nARG X={'ab' * 20}\nFROM rocm/pytorch:latest\n"
+        "# FROM a:latest is a comment\n"
+        f"ARG ZERO={'0' * 40}\n"
+    )
+    found = [(f.code, f.line) for f in check.pins_elsewhere(pins, tmp_path, ["docker/Dockerfile"])]
+    assert found == [("pin_second_copy", 1), ("pin_elsewhere", 2), ("pin_floating", 3)]
+
+
+def test_a_lock_without_hash_or_with_an_address_is_found(tmp_path: Path) -> None:
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "a.lock").write_text(
+        f"good==1.0 \\\n    --hash=sha256:{'1' * 64}\n    # via x\nbad==1.0\nfloat>=1\n--index-url http://example\n"
+    )
+    assert [f.code for f in check.lock_findings(tmp_path)] == ["lock_unhashed", "lock_unhashed", "lock_names_host"]
+
+
+def test_a_mirror_made_once_verifies_offline_and_a_second_run_keeps_it(served: tuple[Pins, str, Path]) -> None:
+    mirror = make_mirror(served)
+    assert [f.severity for f in sources.verify(served[0], mirror)] == ["warn"]  # only the base image is absent
+    before = {p: p.stat().st_mtime_ns for p in (mirror / "wheels").iterdir()}
+    make_mirror(served)
+    assert {p: p.stat().st_mtime_ns for p in (mirror / "wheels").iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
+@pytest.mark.parametrize("kind", ["git/*.bundle", "wheels/*.whl"])
+def test_a_truncated_or_missing_file_is_named(served: tuple[Pins, str, Path], damage: str, kind: str) -> None:
+    mirror = make_mirror(served)
+    victim = next(mirror.glob(kind))
+    if damage == "truncate":
+        victim.write_bytes(victim.read_bytes()[:-10])
+    else:
+        victim.unlink()
+    errors = [f for f in sources.verify(served[0], mirror) if f.severity == "error"]
+    assert [f.code for f in errors] == [{"truncate": "mirror_hash", "remove": "mirror_file_missing"}[damage]]
+    assert victim.name in errors[0].what
+
+
+def test_a_wheel_served_with_other_bytes_is_refused_and_leaves_nothing(served: tuple[Pins, str, Path]) -> None:
+    tmp = served[2]
+    wheel = sources.WheelSource("wheel.thing", "thing", "1.0", "py3", "2" * 64)
+    (tmp / "out").mkdir()
+    with pytest.raises(Problem) as caught:
+        sources.fetch_wheel(wheel, tmp / "out")
+    assert (caught.value.code, caught.value.exit_code) == ("source_hash", Exit.CHECK_FAILED)
+    assert list((tmp / "out").iterdir()) == []
+
+
+def test_a_commit_that_is_gone_is_unreachable_and_leaves_no_bundle(served: tuple[Pins, str, Path]) -> None:
+    pins, base, tmp = served
+    gone = pins.model_copy(update={"git": {"name": pins.git["name"].model_copy(update={"commit": "3" * 40})}})
+    findings = sources.mirror(gone, tmp, tmp / "m", git_base=base, locks=[], say=lambda line: None)
+    assert [f.code for f in findings if f.severity == "error"] == ["source_unreachable"]
+    assert list((tmp / "m" / "git").iterdir()) == []
+    assert [f.code for f in sources.online(gone, git_base=base, say=lambda line: None)] == ["source_unreachable"]
+    assert sources.online(pins, git_base=base, say=lambda line: None) == []
+
+
+def test_a_mirror_of_other_pins_is_refused(served: tuple[Pins, str, Path]) -> None:
+    mirror = make_mirror(served)
+    manifest = json.loads((mirror / "manifest.json").read_text())
+    del manifest["files"]["git/git.name.bundle"]
+    (mirror / "manifest.json").write_text(json.dumps(manifest))
+    assert "mirror_incomplete" in [f.code for f in sources.verify(served[0], mirror)]
