@@ -61,24 +61,40 @@ def read_config(directory: Path) -> ModelConfig:
         Problem: no directory, no marker, a file missing or of another size, a field missing (exit 4).
     """
     if not directory.is_dir():
-        raise _refuse("model_missing", f"--model {directory} is not a directory",
-                      "there is nothing to serve", f"mount the model there, or {_REMAKE}")
+        raise _refuse(
+            "model_missing",
+            f"--model {directory} is not a directory",
+            "there is nothing to serve",
+            f"mount the model there, or {_REMAKE}",
+        )
     marker = read_marker(directory)
     if marker is None or not isinstance(marker.get("files"), dict):
-        raise _refuse("model_incomplete", f"{directory} has no readable {MARKER}",
-                      "it is written last, so the directory was not finished or is not for this engine", _REMAKE)
+        raise _refuse(
+            "model_incomplete",
+            f"{directory} has no readable {MARKER}",
+            "it is written last, so the directory was not finished or is not for this engine",
+            _REMAKE,
+        )
     for name, facts in marker["files"].items():
         path = directory / name
         size = path.stat().st_size if path.is_file() else None
         if size != facts["bytes"]:
-            raise _refuse("model_incomplete", f"{path} has {'no file' if size is None else f'{size} bytes'}, "
-                          f"expected {facts['bytes']} bytes", "the model would load wrongly or not at all", _REMAKE)
+            raise _refuse(
+                "model_incomplete",
+                f"{path} has {'no file' if size is None else f'{size} bytes'}, expected {facts['bytes']} bytes",
+                "the model would load wrongly or not at all",
+                _REMAKE,
+            )
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     fields = ModelConfig.__dataclass_fields__
     missing = [f for f in fields if f not in raw and f != "swiglu_limit"]
     if missing:
-        raise _refuse("model_config", f"{directory / 'config.json'} lacks {', '.join(missing)}",
-                      "the engine cannot know the shapes", _REMAKE)
+        raise _refuse(
+            "model_config",
+            f"{directory / 'config.json'} lacks {', '.join(missing)}",
+            "the engine cannot know the shapes",
+            _REMAKE,
+        )
     return ModelConfig(**{f: raw[f] for f in fields if f in raw})
 
 
@@ -99,6 +115,8 @@ class Weights:
             Problem: the index does not have it (code "tensor_missing", exit 4).
         """
         if name not in self._map:
-            raise _refuse("tensor_missing", f"the checkpoint has no tensor {name}", "a layer would have no weights", _REMAKE)
+            raise _refuse(
+                "tensor_missing", f"the checkpoint has no tensor {name}", "a layer would have no weights", _REMAKE
+            )
         tensor: torch.Tensor = self._open[self._map[name]].get_tensor(name)
         return tensor

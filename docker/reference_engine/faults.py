@@ -23,6 +23,10 @@ def planted(environment: Mapping[str, str]) -> str | None:
     """
     name = environment.get(VARIABLE, "")
     if name and name not in FAULTS:
-        raise Problem("fault_unknown", what=f"{VARIABLE}={name}", why="a fault that is not planted proves nothing",
-                      fix=f"use one of: {', '.join(FAULTS)}; or leave it unset")
+        raise Problem(
+            "fault_unknown",
+            what=f"{VARIABLE}={name}",
+            why="a fault that is not planted proves nothing",
+            fix=f"use one of: {', '.join(FAULTS)}; or leave it unset",
+        )
     return name or None

@@ -12,8 +12,13 @@ from megamoe_atom.problem import Exit, Problem
 
 
 def _problem(what: str, fix: str) -> Problem:
-    return Problem("gguf", exit_code=Exit.PRECONDITION, what=what,
-                   why="the model directory is made from this file's weights and tokenizer", fix=fix)
+    return Problem(
+        "gguf",
+        exit_code=Exit.PRECONDITION,
+        what=what,
+        why="the model directory is made from this file's weights and tokenizer",
+        fix=fix,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +75,27 @@ class GgufModel:
         try:
             self._reader = GGUFReader(path)
         except (ValueError, IndexError, OSError) as error:
-            raise _problem(f"{path} cannot be read as GGUF: {error}",
-                           "download it again; its sha256 is in docker/pins.toml, [model.smollm2]") from error
+            raise _problem(
+                f"{path} cannot be read as GGUF: {error}",
+                "download it again; its sha256 is in docker/pins.toml, [model.smollm2]",
+            ) from error
         self._path = path
         self._tensors = {t.name: t for t in self._reader.tensors}
         arch = self._field("general.architecture")
         if arch != "llama":
             raise _problem(f"{path} has architecture {arch!r}, not 'llama'", "use SmolLM2-135M-Instruct")
         self.dimensions = Dimensions(
-            layers=self._field("llama.block_count"), hidden=self._field("llama.embedding_length"),
-            intermediate=self._field("llama.feed_forward_length"), heads=self._field("llama.attention.head_count"),
-            kv_heads=self._field("llama.attention.head_count_kv"), vocab=self._field("llama.vocab_size"),
-            context=self._field("llama.context_length"), rope_theta=float(self._field("llama.rope.freq_base")),
+            layers=self._field("llama.block_count"),
+            hidden=self._field("llama.embedding_length"),
+            intermediate=self._field("llama.feed_forward_length"),
+            heads=self._field("llama.attention.head_count"),
+            kv_heads=self._field("llama.attention.head_count_kv"),
+            vocab=self._field("llama.vocab_size"),
+            context=self._field("llama.context_length"),
+            rope_theta=float(self._field("llama.rope.freq_base")),
             # Written as float32; the shortest decimal that gives the same float32 is what the author meant.
-            rms_norm_eps=float(str(np.float32(self._field("llama.attention.layer_norm_rms_epsilon")))))
+            rms_norm_eps=float(str(np.float32(self._field("llama.attention.layer_norm_rms_epsilon")))),
+        )
 
     def _field(self, name: str) -> Any:
         field = self._reader.fields.get(name)
@@ -93,14 +105,20 @@ class GgufModel:
 
     def tokenizer(self) -> TokenizerFacts:
         if self._field("tokenizer.ggml.model") != "gpt2":
-            raise _problem(f"{self._path} has tokenizer {self._field('tokenizer.ggml.model')!r}, not byte-level BPE",
-                           "use SmolLM2-135M-Instruct")
+            raise _problem(
+                f"{self._path} has tokenizer {self._field('tokenizer.ggml.model')!r}, not byte-level BPE",
+                "use SmolLM2-135M-Instruct",
+            )
         return TokenizerFacts(
-            tokens=self._field("tokenizer.ggml.tokens"), token_types=self._field("tokenizer.ggml.token_type"),
-            merges=self._field("tokenizer.ggml.merges"), pre=self._field("tokenizer.ggml.pre"),
-            bos_id=self._field("tokenizer.ggml.bos_token_id"), eos_id=self._field("tokenizer.ggml.eos_token_id"),
+            tokens=self._field("tokenizer.ggml.tokens"),
+            token_types=self._field("tokenizer.ggml.token_type"),
+            merges=self._field("tokenizer.ggml.merges"),
+            pre=self._field("tokenizer.ggml.pre"),
+            bos_id=self._field("tokenizer.ggml.bos_token_id"),
+            eos_id=self._field("tokenizer.ggml.eos_token_id"),
             unknown_id=self._field("tokenizer.ggml.unknown_token_id"),
-            chat_template=self._field("tokenizer.chat_template"))
+            chat_template=self._field("tokenizer.chat_template"),
+        )
 
     def weight(self, name: str) -> torch.Tensor:
         """One tensor, dequantised: float32, [out, in] for a matrix."""

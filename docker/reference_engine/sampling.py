@@ -41,7 +41,7 @@ class Sampler:
         # Stable, so that equal logits keep the order of their ids on every machine.
         values, ids = logits.double().sort(descending=True, stable=True)
         if s.top_k:
-            values, ids = values[:s.top_k], ids[:s.top_k]
+            values, ids = values[: s.top_k], ids[: s.top_k]
         probabilities = torch.softmax(values / s.temperature, dim=0)
         if s.top_p < 1:
             # A token stays while those before it do not yet reach top_p: the first always stays.

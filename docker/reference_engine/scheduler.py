@@ -74,8 +74,19 @@ class Scheduler:
         on_failure: called once from the thread when a step raised; every sequence has had its "error" by then.
     """
 
-    def __init__(self, model: Model, cache: KvCache, text: Text, metrics: Metrics, *, budget: int, chunked: bool,
-                 reuse_prefixes: bool, max_waiting: int, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        text: Text,
+        metrics: Metrics,
+        *,
+        budget: int,
+        chunked: bool,
+        reuse_prefixes: bool,
+        max_waiting: int,
+        on_failure: Callable[[], None],
+    ) -> None:
         self._model, self._cache, self._text, self._metrics = model, cache, text, metrics
         self._budget, self._chunked, self._reuse = budget, chunked, reuse_prefixes
         self._max_waiting, self._on_failure = max_waiting, on_failure
@@ -163,7 +174,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._slot_tokens[sequence.slot] = sequence.tokens[:sequence.computed]
+        self._slot_tokens[sequence.slot] = sequence.tokens[: sequence.computed]
         self._free.append(sequence.slot)
         self._free.sort()  # lowest first: keeps the decoding slots a leading run
 
@@ -182,7 +193,7 @@ class Scheduler:
 
     def _copy_shared_prefix(self, sequence: Sequence) -> None:
         held = {slot: tokens for slot, tokens in enumerate(self._slot_tokens) if tokens}
-        held |= {s.slot: s.tokens[:s.computed] for s in self._running}
+        held |= {s.slot: s.tokens[: s.computed] for s in self._running}
         # The last prompt token is always run: its logits choose the first new one.
         limit = len(sequence.prompt) - 1
         lengths = {slot: _shared(tokens, sequence.prompt, limit) for slot, tokens in held.items()}
@@ -203,8 +214,14 @@ class Scheduler:
             take = min(todo, left)
             if take < todo and (take == 0 or not self._chunked):
                 continue
-            planned.append((sequence, Chunk(sequence.slot, sequence.computed,
-                                            sequence.tokens[sequence.computed:sequence.computed + take])))
+            planned.append(
+                (
+                    sequence,
+                    Chunk(
+                        sequence.slot, sequence.computed, sequence.tokens[sequence.computed : sequence.computed + take]
+                    ),
+                )
+            )
             left -= take
         return planned
 

@@ -27,18 +27,30 @@ def tokenizer_from_facts(facts: TokenizerFacts) -> Tokenizer:
         Problem: the file names another pre-tokenizer (code "tokenizer_kind", exit 4).
     """
     if facts.pre != "smollm":
-        raise Problem("tokenizer_kind", exit_code=Exit.PRECONDITION, what=f"the pre-tokenizer is {facts.pre!r}, not 'smollm'",
-                      why="words would be split differently from how the model was trained", fix="use SmolLM2-135M-Instruct")
+        raise Problem(
+            "tokenizer_kind",
+            exit_code=Exit.PRECONDITION,
+            what=f"the pre-tokenizer is {facts.pre!r}, not 'smollm'",
+            why="words would be split differently from how the model was trained",
+            fix="use SmolLM2-135M-Instruct",
+        )
     vocab = {token: index for index, token in enumerate(facts.tokens)}
     merges = [(left, right) for left, right in (merge.split(" ") for merge in facts.merges)]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([
-        AddedToken(token, special=True, normalized=False)
-        for token, kind in zip(facts.tokens, facts.token_types, strict=True) if kind == _CONTROL])
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(facts.tokens, facts.token_types, strict=True)
+            if kind == _CONTROL
+        ]
+    )
     return tokenizer
 
 
@@ -100,24 +112,24 @@ class GrowingText:
         """Takes one token; returns the text that is now certain. Sets `stopped` when a stop string is complete."""
         self._ids.append(token)
         start = max(0, self._settled - self._WINDOW)
-        before = self._text.decode(self._ids[start:self._settled])
+        before = self._text.decode(self._ids[start : self._settled])
         now = self._text.decode(self._ids[start:])
         if now.endswith("�"):
             return ""
         searched = max(0, len(self._out) - max(map(len, self._stops), default=0))
-        self._out += now[len(before):]
+        self._out += now[len(before) :]
         self._settled = len(self._ids)
         hits = [at for at in (self._out.find(stop, searched) for stop in self._stops) if at >= 0]
         if hits:
-            self._out, self.stopped = self._out[:min(hits)], True
+            self._out, self.stopped = self._out[: min(hits)], True
         return self._hand_out(len(self._out) - (0 if self.stopped else self._held_back()))
 
     def finish(self) -> str:
         """The rest, when no more tokens come: text held back for a stop string, or a broken last character."""
         if not self.stopped and self._settled < len(self._ids):
             start = max(0, self._settled - self._WINDOW)
-            before = self._text.decode(self._ids[start:self._settled])
-            self._out += self._text.decode(self._ids[start:])[len(before):]
+            before = self._text.decode(self._ids[start : self._settled])
+            self._out += self._text.decode(self._ids[start:])[len(before) :]
             self._settled = len(self._ids)
         return self._hand_out(len(self._out))
 
@@ -126,6 +138,6 @@ class GrowingText:
         return max((n for stop in self._stops for n in range(1, len(stop)) if self._out.endswith(stop[:n])), default=0)
 
     def _hand_out(self, until: int) -> str:
-        piece = self._out[self._given:until]
+        piece = self._out[self._given : until]
         self._given = max(self._given, until)
         return piece

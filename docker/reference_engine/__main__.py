@@ -1,0 +1,3 @@
+from reference_engine.serve import main
+
+raise SystemExit(main())
