@@ -1,0 +1,1 @@
+"""Identity of an installation or image: recorded once in the build, re-verified on demand."""
