@@ -1,0 +1,1 @@
+"""Semantic edits to an ATOM source tree: apply, check, diff, revert."""

@@ -1,0 +1,8 @@
+"""One folder of shared helpers; torch runs on one thread, since the machine is shared."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,82 @@
+"""The edits on real ATOM trees. MEGAMOE_ATOM_DIR: the pinned commit. _RC0_DIR and _MAIN_DIR: v0.1.6-rc0 and main."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from megamoe.patch import command
+from megamoe.patch.contract import check_contract
+from megamoe_atom.problem import Problem
+from trees import EDITED, checkout, contents, copy_of
+
+pytestmark = pytest.mark.checkout
+
+
+@pytest.fixture
+def atom(tmp_path: Path) -> Path:
+    return copy_of(checkout("MEGAMOE_ATOM_DIR"), tmp_path)
+
+
+def test_apply_twice_check_compile_and_revert_byte_identical(atom: Path) -> None:
+    before = contents(atom)
+    assert command.move(atom, undo=False).data["changed"] == sorted(EDITED)
+    assert command.move(atom, undo=False).data["changed"] == []
+    assert command.check(atom, allow_drift=False).status == "pass"
+    for name in EDITED:
+        compile((atom / name).read_bytes(), name, "exec")
+    command.move(atom, undo=True)
+    assert contents(atom) == before
+
+
+def test_only_two_files_and_five_places_change(atom: Path) -> None:
+    text = command.diff(atom, allow_drift=False).text
+    added = [line for line in text.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert len(added) == 5
+    assert all("megamoe_atom" in a or "mxfp4_moe_method" in a or "warmup_token_ids" in a for a in added)
+
+
+def test_a_patch_tool_accepts_the_diff(atom: Path) -> None:
+    text = command.diff(atom, allow_drift=False).text
+    subprocess.run(
+        ["patch", "-p1", "--dry-run"], input=text.encode(), cwd=atom, check=True, timeout=20, capture_output=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("topk_ids=topk_ids,\n            inplace", "ids=topk_ids,\n            inplace", "topk_ids"),
+        ("self.fused_experts: FusedMoEModularKernel | None = None", "self.experts = None", "fused_experts"),
+        ("max_num_tokens=atom_config", "max_tokens=atom_config", "max_num_tokens"),
+        ("class Mxfp4MoEMethod(FusedMoEMethodBase)", "class Mxfp4MoEMethod(object)", "derives from"),
+    ],
+    ids=["keyword", "attribute", "config keyword", "base class"],
+)
+def test_the_contract_names_what_moved(atom: Path, old: str, new: str, named: str) -> None:
+    path = atom / EDITED[0]
+    source = path.read_text(encoding="utf-8")
+    assert old in source
+    path.write_text(source.replace(old, new), encoding="utf-8")
+    broken, _ = check_contract(atom)
+    assert len(broken) == 1
+    assert named in broken[0].what
+
+
+@pytest.mark.parametrize(
+    ("variable", "moved"),
+    [("MEGAMOE_ATOM_RC0_DIR", set()), ("MEGAMOE_ATOM_MAIN_DIR", {"edit_site"})],
+    ids=["v0.1.6-rc0", "main"],
+)
+def test_another_atom_is_refused_and_with_allow_drift_reported(tmp_path: Path, variable: str, moved: set[str]) -> None:
+    other = copy_of(checkout(variable), tmp_path)
+    before = contents(other)
+    with pytest.raises(Problem) as caught:
+        command.move(other, undo=False)
+    assert {r.code for r in caught.value.reasons} == {"pre_image"}
+    assert all(name in str(caught.value) for name in EDITED)
+    codes = {f.code for f in command.check(other, allow_drift=True).findings}
+    assert "drift" in codes
+    assert moved <= codes
+    assert contents(other) == before

@@ -1,0 +1,111 @@
+"""The edits as data: counts, inverses, blob ids. These run on made-up sources; test_real_atom.py has the real ones."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from megamoe.patch.rules import blob_id, edits_hash, load_edits, load_upstream, rewrite_source, transform
+from megamoe_atom.problem import Problem
+
+MOE = '''"""é — text that is not ASCII comes before the sites."""
+from atom.utils.forward_context import get_forward_context
+
+
+class Other:
+    def make(self):
+        return Mxfp4MoEMethod(a, b)
+
+
+class FusedMoE:
+    def __init__(self):
+        self.quant_method = Mxfp4MoEMethod(layer_quant_config, moe)  # ü
+
+    def _online_quant(self):
+        self.quant_method = Mxfp4MoEMethod(
+            online, self.moe_config
+        )
+'''
+RUNNER = """from atom.model_loader.loader import load_model
+
+
+class ModelRunner:
+    def dummy_execution(self):
+        return Sequence([0] * seq_len, block_size=1)
+
+    def warmup_model(self):
+        pad = [0] * seq_len
+        return [Sequence([0] * seq_len, block_size=self.block_size) for _ in range(2)]
+"""
+SOURCES = {"atom/model_ops/moe.py": MOE, "atom/model_engine/model_runner.py": RUNNER}
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\r\n" * 100, "é".encode()], ids=["empty", "short", "crlf", "utf8"])
+def test_blob_id_is_what_git_hash_object_prints(content: bytes) -> None:
+    git = subprocess.run(["git", "hash-object", "--stdin"], input=content, capture_output=True, check=True, timeout=20)
+    assert blob_id(content) == git.stdout.decode().strip()
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_every_edit_matches_as_often_as_it_says_and_its_inverse_restores_the_bytes(path: str) -> None:
+    source = SOURCES[path].encode()
+    edited, counts = transform(path, source, load_edits(), undo=False)
+    assert [(e.name, n) for e, n in counts] == [(e.name, e.matches) for e, _ in counts]
+    compile(edited, path, "exec")
+    restored, _ = transform(path, edited, load_edits(), undo=True)
+    if path.endswith("moe.py"):  # a site that spans lines is rewritten on one: only the pinned file restores exactly
+        assert (
+            restored.decode().split()
+            == MOE.replace("(\n            online, self.moe_config\n        )", "(online, self.moe_config)").split()
+        )
+    else:
+        assert restored == source
+
+
+def test_only_the_construction_sites_inside_fused_moe_are_edited() -> None:
+    edited = transform("atom/model_ops/moe.py", MOE.encode(), load_edits(), undo=False)[0].decode()
+    assert "return Mxfp4MoEMethod(a, b)" in edited
+    assert edited.count("mxfp4_moe_method(Mxfp4MoEMethod, ") == 2
+    assert "# ü" in edited
+
+
+def test_only_the_ids_of_warmup_model_are_edited() -> None:
+    edited = transform("atom/model_engine/model_runner.py", RUNNER.encode(), load_edits(), undo=False)[0].decode()
+    assert "Sequence([0] * seq_len, block_size=1)" in edited
+    assert "pad = [0] * seq_len" in edited
+    assert edited.count("warmup_token_ids(seq_len, runner=self)") == 1
+
+
+def test_a_second_pass_finds_no_construction_site() -> None:
+    edit = next(e for e in load_edits() if e.name == "moe-construction")
+    once, first = rewrite_source(MOE, edit.forward)
+    assert first == 2
+    twice, second = rewrite_source(once, edit.forward)
+    assert (twice, second) == (once, 0)
+
+
+def test_each_edited_file_is_pinned_and_each_pinned_file_is_edited() -> None:
+    assert {e.file for e in load_edits()} == {f.path for f in load_upstream().files}
+    for pinned in load_upstream().files:
+        assert len(pinned.before) == len(pinned.after) == 40
+        assert pinned.before != pinned.after
+
+
+def test_edits_pin_the_same_atom_as_the_image() -> None:
+    import tomllib
+
+    from megamoe.resources import resource
+
+    pins = tomllib.loads(resource("docker/pins.toml").read_text())
+    assert load_upstream().commit == pins["git"]["atom"]["commit"]
+
+
+def test_bytes_that_are_no_utf8_are_refused_with_their_place() -> None:
+    with pytest.raises(Problem, match="byte 2") as caught:
+        transform("atom/model_ops/moe.py", b"a=\xff", load_edits(), undo=False)
+    assert caught.value.code == "not_utf8"
+
+
+def test_the_hash_of_the_edits_is_stable_within_a_checkout() -> None:
+    assert edits_hash() == edits_hash()
+    assert len(edits_hash()) == 64
