@@ -1,0 +1,160 @@
+"""The images of a rehearsal: the host image (nodes, gateway, registry) and the engine's image, pushed by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+from megamoe_atom.problem import Exit, Problem
+
+from megamoe.rehearse.engine import docker, inspect
+from megamoe.rehearse.settings import LABEL, PREFIX, Settings
+
+REPOSITORY = "megamoe/reference"
+REFERENCE_TAG = f"{PREFIX}reference:current"
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+def host_tag(root: Path) -> str:
+    """Tag of the host image: the hash of all that goes into it, so a changed file makes a new one."""
+    digest = hashlib.sha256((root / "scripts/lib/base_image.sh").read_bytes())
+    for path in sorted((root / "docker/node").rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{PREFIX}host:{digest.hexdigest()[:12]}"
+
+
+def have_all(root: Path) -> bool:
+    """True when both images are there, so that nothing needs the network."""
+    return inspect("image", host_tag(root)) is not None and inspect("image", REFERENCE_TAG) is not None
+
+
+def ensure_host_image(settings: Settings, log: Path) -> str:
+    """Builds the host image unless it is there: base by debootstrap, then our files on it. Returns its tag."""
+    tag = host_tag(settings.root)
+    if inspect("image", tag) is not None:
+        return tag
+    packages = (settings.root / "docker/node/packages.txt").read_text().split()
+    script = (
+        'source scripts/lib/base_image.sh; recipe=$(base_recipe "${@:2}"); tag="$1:${recipe:0:12}"; '
+        'ensure_base_image "$tag" "${@:2}" && printf "%s" "$tag"'
+    )
+    base = run_logged(
+        ["bash", "-c", script, "base", f"{PREFIX}base", *packages],
+        settings.root,
+        log,
+        "host base image",
+        timeout_s=900,
+        environ={"MEGAMOE_STATE": str(settings.root / ".state")},
+    )
+    # The classic builder: bookworm's engine has no BuildKit, and nothing in this Dockerfile needs it.
+    run_logged(
+        [
+            "docker",
+            "build",
+            "--quiet",
+            "--label",
+            LABEL,
+            "--build-arg",
+            f"BASE={base.strip()}",
+            "--tag",
+            tag,
+            "docker/node",
+        ],
+        settings.root,
+        log,
+        "host image",
+        timeout_s=300,
+        environ={"DOCKER_BUILDKIT": "0"},
+    )
+    return tag
+
+
+def ensure_reference_image(settings: Settings, log: Path) -> str:
+    """Builds the engine's image with the script that anyone uses for it; the script decides what is up to date."""
+    run_logged(
+        ["bash", "docker/build_reference.sh", "--tag", REFERENCE_TAG, "--base", f"{PREFIX}engine-base:current"],
+        settings.root,
+        log,
+        "reference image",
+        timeout_s=1500,
+        environ={"MEGAMOE_STATE": str(settings.root / ".state")},
+    )
+    return REFERENCE_TAG
+
+
+def push(settings: Settings, tag: str) -> str:
+    """Pushes tag to the rehearsal's registry and returns the address by which nodes pull it, with its digest.
+
+    Raises:
+        Problem: the registry has no digest for what was pushed (code "rehearse_push", exit 3).
+    """
+    local = f"127.0.0.1:{settings.registry_port}/{REPOSITORY}:current"
+    docker("tag", tag, local)
+    try:
+        docker("push", "--quiet", local, timeout_s=600)
+    finally:
+        docker("image", "rm", local, check=False)
+    answer = httpx.head(
+        f"http://127.0.0.1:{settings.registry_port}/v2/{REPOSITORY}/manifests/current",
+        headers={"Accept": MANIFEST},
+        timeout=30,
+    )
+    digest = answer.headers.get("docker-content-digest", "")
+    if answer.status_code != 200 or not digest.startswith("sha256:"):
+        raise Problem(
+            "rehearse_push",
+            exit_code=Exit.UNREACHABLE,
+            what=f"the local registry answered {answer.status_code} for {REPOSITORY} and gave no digest",
+            why="nodes pull by digest only",
+            fix=f"see `docker logs {PREFIX}registry`",
+        )
+    return f"{settings.registry_address}:5000/{REPOSITORY}@{digest}"
+
+
+def run_logged(
+    argv: list[str], cwd: Path, log: Path, what: str, *, timeout_s: float, environ: dict[str, str] | None = None
+) -> str:
+    """Runs a build step, its stderr appended to log, and returns its stdout.
+
+    Raises:
+        Problem: code "rehearse_build": it failed; exit 2, 3 or 4 when the script said so, else 1.
+    """
+    with log.open("ab") as out:
+        offset = out.tell()
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=cwd,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                timeout=timeout_s,
+                check=False,
+                env={**os.environ, **(environ or {})},
+                text=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Problem(
+                "rehearse_build",
+                exit_code=Exit.CHECK_FAILED,
+                what=f"{what}: not done after {timeout_s:.0f} s",
+                why="a build that hangs is usually a mirror that does not answer",
+                fix=f"read {log}",
+            ) from error
+    if done.returncode:
+        lines = log.read_bytes()[offset:].decode(errors="replace").strip().splitlines() or [
+            done.stdout.strip() or "no message"
+        ]
+        first = next((line for line in lines if line.startswith("error:")), lines[-1])
+        code = Exit(done.returncode) if done.returncode in (2, 3, 4) else Exit.CHECK_FAILED
+        raise Problem(
+            "rehearse_build",
+            exit_code=code,
+            what=f"{what}: {first.removeprefix('error:').strip()}",
+            why="the rehearsal needs it before it can go on",
+            fix=f"the whole log is {log}",
+        )
+    return done.stdout

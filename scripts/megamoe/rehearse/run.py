@@ -1,0 +1,162 @@
+"""The rehearsal from first check to summary."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from megamoe_atom.problem import Exit, Problem
+
+from megamoe.envelope import Finding, Outcome, as_json, outcome_of_problem
+from megamoe.rehearse import checks, cluster, images, model
+from megamoe.rehearse.judge import judge_run
+from megamoe.rehearse.lock import held
+from megamoe.rehearse.narrate import Narrator
+from megamoe.rehearse.play import PlayResult, run_site
+from megamoe.rehearse.probe import faulty_nodes, gateway_backends
+from megamoe.rehearse.settings import Settings
+
+
+def rehearse(settings: Settings) -> Outcome:
+    """Runs all phases and returns one outcome; the same summary is kept as JSON in the run's folder.
+
+    Whatever stops it (a Problem, Ctrl-C), what was made carries the label and the next run continues from it.
+    """
+    with held(settings.state / "lock"):
+        folder = _run_folder(settings)
+        narrator = Narrator()
+        narrator.line(
+            f"rehearsal: {settings.nodes} nodes, fault {settings.fault}, self-test {settings.selftest}; log in {folder}"
+        )
+        image = ""
+        play: PlayResult | None = None
+        try:
+            build_log = folder / "build.log"
+            with narrator.phase("check this machine") as phase:
+                facts = checks.require(settings, images_ready=images.have_all(settings.root))
+                phase.note = f"{min(facts.disk_free_gib.values(), default=0):.0f} GiB free"
+            with narrator.phase("host image") as phase:
+                phase.note = host_image = images.ensure_host_image(settings, build_log)
+            with narrator.phase("reference image"):
+                tag = images.ensure_reference_image(settings, build_log)
+            with narrator.phase("model"):
+                model_dir = model.ensure_model(settings, build_log)
+            with narrator.phase("nodes, registry, gateway") as phase:
+                made = cluster.up(settings, host_image, model_dir)
+                cluster.wait_ready(settings)
+                phase.note = "made: " + ", ".join(made) if made else "all there already"
+            with narrator.phase("push image by digest") as phase:
+                image = phase.note = images.push(settings, tag)
+            cluster.write_inventory_data(settings, image, folder)
+            with narrator.phase("roll out with site.yml") as phase:
+                play = run_site(settings, folder, narrator)
+                phase.status = "fail" if play.exit_code else "pass"
+                phase.note = f"changed {play.changed_total} on {len(play.hosts)} hosts"
+            with narrator.phase("what the gateway serves now") as phase:
+                serving = gateway_backends(settings)
+                phase.note = ", ".join(serving) or "nothing"
+            outcome = judge_run(settings, play, serving, faulty_nodes(settings), folder)
+        except Problem as problem:
+            outcome = outcome_of_problem(problem)
+        except KeyboardInterrupt:
+            outcome = Outcome(
+                "error",
+                Exit.INTERRUPTED,
+                "interrupted",
+                [
+                    Finding(
+                        "interrupted",
+                        "error",
+                        "the rehearsal was interrupted",
+                        "nodes may be half rolled out",
+                        "run `make rehearse` again (it continues), or `make rehearse-down`",
+                    )
+                ],
+            )
+        outcome.data = {
+            "run": str(folder),
+            "nodes": settings.nodes,
+            "fault": settings.fault,
+            "selftest": settings.selftest,
+            "image": image,
+            "phases": narrator.as_data(),
+            **outcome.data,
+        }
+        outcome.text = _text(outcome, narrator)
+        _keep(folder, outcome)
+        return outcome
+
+
+def tear_down(settings: Settings) -> Outcome:
+    """Removes what carries the label and the run's secrets; says what stays (packages, caches, reports)."""
+    with held(settings.state / "lock"):
+        gone = cluster.down()
+        for name in ("cluster.json", "id_ed25519", "id_ed25519.pub", "known_hosts"):
+            path = settings.state / name
+            if path.exists():
+                path.unlink()
+                gone.append(f"file {path.relative_to(settings.root)}")
+        gone += _remove_caches(settings.root / ".state")
+    left = [
+        f"{path.relative_to(settings.root)}/ ({what})"
+        for path, what in (
+            (settings.state, "logs and reports of earlier runs"),
+            (settings.root / ".venv", "virtual environment"),
+        )
+        if path.exists()
+    ]
+    installed = settings.root / ".state" / "installed-packages"
+    if installed.is_file():
+        left.append("installed packages: " + " ".join(installed.read_text().split()))
+    text = "\n".join([*(f"removed {g}" for g in gone), *(f"left    {x}" for x in left)])
+    summary = f"removed {len(gone)} objects of the rehearsal" if gone else "nothing of a rehearsal was there"
+    return Outcome("pass", Exit.PASS, summary, data={"removed": gone, "left": left}, text=text)
+
+
+def _remove_caches(state: Path) -> list[str]:
+    """Removes what the build steps keep in .state between runs; returns what went."""
+    gone = []
+    for name in ("model", "gguf", "debs"):
+        if (state / name).is_dir():
+            shutil.rmtree(state / name)
+            gone.append(f"folder .state/{name}")
+    for path in sorted(state.glob("wheelhouse-*")):
+        shutil.rmtree(path)
+        gone.append(f"folder .state/{path.name}")
+    return gone
+
+
+def _run_folder(settings: Settings) -> Path:
+    """A new folder per run; `latest` points at it."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = settings.state / "runs" / f"{stamp}-{os.getpid()}"
+    folder.mkdir(parents=True)
+    link = settings.state / "latest"
+    fresh = settings.state / f".latest-{os.getpid()}"
+    fresh.symlink_to(folder.relative_to(settings.state))
+    fresh.replace(link)
+    return folder
+
+
+def _text(outcome: Outcome, narrator: Narrator) -> str:
+    """The summary a person reads last: phases with seconds, verdicts, where things are, what to try next."""
+    total = time.monotonic() - narrator.started
+    lines = ["phase                              status      seconds"]
+    lines += [f"{p.name:<34} {p.status:<10} {p.seconds or 0:>8.1f}" for p in narrator.phases]
+    lines.append(f"{'total':<34} {'':<10} {total:>8.1f}")
+    verdicts: list[dict[str, Any]] = outcome.data.get("verdicts", [])
+    if verdicts:
+        lines += ["", "host       check        verdict"]
+        lines += [f"{v['host']:<10} {v['check']:<12} {v['verdict']}" for v in verdicts]
+    lines += ["", *(f"{name}: {value}" for name, value in outcome.data.get("look_at", {}).items())]
+    if outcome.data.get("next"):
+        lines += ["", "next:", *(f"  {command}" for command in outcome.data["next"])]
+    return "\n".join(lines)
+
+
+def _keep(folder: Path, outcome: Outcome) -> None:
+    (folder / "summary.json").write_text(as_json("rehearse", outcome) + "\n")
