@@ -1,0 +1,1 @@
+"""Benchmark figures with honest labels."""

@@ -1,0 +1,1 @@
+"""The verdict: PASS, FAIL, INCONCLUSIVE or INVALID from evaluation output and a policy."""

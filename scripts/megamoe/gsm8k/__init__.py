@@ -1,0 +1,1 @@
+"""GSM8K through lm-evaluation-harness: offline, resumable, counted."""

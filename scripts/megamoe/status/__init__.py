@@ -1,0 +1,1 @@
+"""Evidence files of the running adapter, rank by rank."""
