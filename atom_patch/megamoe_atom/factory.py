@@ -1,0 +1,158 @@
+"""The call that the edits put at ATOM's construction sites, and the process-wide runtime behind it.
+
+Not requested: the factory returns ATOM's own class, constructed as before, and nothing else of the adapter is imported.
+Requested and impossible: a Problem at start-up. Never a silent fall-back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from megamoe_atom.problem import Exit, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from megamoe_atom.experts import Geometry, MegaExperts
+    from megamoe_atom.layout import ConvertedLayer
+    from megamoe_atom.selftest import SelfTest
+
+SWITCHES = ("ATOM_USE_FLYDSL", "ATOM_USE_FLYDSL_FUSED")
+
+
+def requested(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether both switches of the contract are on."""
+    env = os.environ if environment is None else environment
+    return all(env.get(name, "0").strip() not in ("", "0") for name in SWITCHES)
+
+
+def mxfp4_moe_method(base: type[Any], quant_config: Any, moe: Any, *, layer: Any, config: Callable[[], Any]) -> Any:
+    """Replaces `Mxfp4MoEMethod(quant_config, moe)` in FusedMoE.
+
+    Args:
+        base: ATOM's Mxfp4MoEMethod; quant_config, moe: its arguments.
+        layer: the FusedMoE that is being constructed. config: returns ATOM's current config; only called when requested.
+    """
+    if not requested():
+        return base(quant_config, moe)
+    from megamoe_atom.method import mega_method_class
+
+    return mega_method_class(base)(quant_config, moe, runtime=runtime(config))
+
+
+class Runtime:
+    """What one process (one EP rank) holds for all its MegaMoE layers."""
+
+    def __init__(
+        self,
+        *,
+        build: Callable[..., Any],
+        initialise_shmem: Callable[[], Any],
+        swiglu_in_kernel: bool,
+        clone: bool,
+        quant: str = "a8w4",
+        selftest: SelfTest | None = None,
+        accept_no_swiglu_limit: bool = False,
+    ) -> None:
+        """build: MegaMoE's constructor. swiglu_in_kernel: whether it takes a swiglu_limit. clone: see MegaExperts."""
+        from megamoe_atom.experts import KernelPool
+
+        self.pool = KernelPool(build)
+        self.layers: dict[str, MegaExperts] = {}
+        self.selftest = selftest
+        self.initialise_shmem = initialise_shmem
+        self.proven = False
+        self.report: Any = None
+        self._quant = quant
+        self._clone = clone
+        self._swiglu_in_kernel = swiglu_in_kernel
+        self._accept_no_limit = accept_no_swiglu_limit
+
+    def geometry(self, layer: Any, method: Any) -> Geometry:
+        """The kernel's geometry of a layer. mtpr is the configured maximum, never a batch's size.
+
+        Raises:
+            Problem: mtpr (not a power of two), swiglu_limit (the kernel has none and that was not acknowledged).
+        """
+        from megamoe_atom.experts import Geometry
+
+        moe, parallel = layer.moe_config, layer.moe_parallel_config
+        mtpr = int(moe.max_num_tokens)
+        if mtpr < 1 or mtpr & (mtpr - 1):
+            raise Problem(
+                "mtpr",
+                what=f"max_num_batched_tokens={mtpr} is not a power of two",
+                why="MegaMoE's tokens per rank is that constant on every rank, and the kernels decode it by shift and mask",
+                fix="pass --max-num-batched-tokens 8192 (V4-Pro), 4096 or 2048",
+                exit_code=Exit.REFUSED,
+            )
+        limit = float(getattr(layer, "swiglu_limit", 0.0) or 0.0)
+        if limit > 0 and not self._swiglu_in_kernel:
+            if not self._accept_no_limit:
+                raise Problem(
+                    "swiglu_limit",
+                    what=f"{layer.layer_name} has swiglu_limit={limit}, MegaMoE v1 applies none",
+                    why="gsm8k was measured at 0.9424 with the fused kernel and 0.9522 with the standard path (ROCm/ATOM#1666)",
+                    fix="use the edited kernels of our image, or acknowledge it with MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT=1",
+                    exit_code=Exit.REFUSED,
+                )
+            limit = 0.0
+        return Geometry(
+            rank=int(parallel.ep_rank),
+            world_size=int(parallel.ep_size),
+            hidden=int(method.hidden_size),
+            inter=int(method.intermediate_size),
+            experts=int(layer.global_num_experts),
+            topk=int(layer.top_k),
+            quant=self._quant,
+            mtpr=mtpr,
+            swiglu_limit=limit,
+        )
+
+    def capture(self, name: str, geometry: Geometry, raw: tuple[torch.Tensor, ...]) -> None:
+        """Lets the self-test compute its expectation while the raw weights are still there."""
+        if self.selftest is not None:
+            self.selftest.capture(name, geometry, *raw)
+
+    def add_layer(self, name: str, geometry: Geometry, converted: ConvertedLayer) -> MegaExperts:
+        from megamoe_atom.experts import MegaExperts
+
+        experts = MegaExperts(name, geometry, converted, self.pool, clone=self._clone)
+        self.layers[name] = experts
+        return experts
+
+    def prove_once(self) -> None:
+        """Pre-warm and self-test, on all ranks together, once per process; raises when a layer is out of bounds."""
+        if self.proven or not self.layers:
+            return
+        from megamoe_atom.warmup import prewarm
+
+        prewarm(list(self.layers.values()))
+        if self.selftest is not None:
+            self.report = self.selftest.verify_own(self.layers)
+        self.proven = True
+
+
+_runtime: Runtime | None = None
+
+
+def runtime(config: Callable[[], Any] | None = None) -> Runtime:
+    """The process's runtime, made on first use from ATOM's config and the environment.
+
+    Raises:
+        Problem: whatever makes MegaMoE impossible here; see support.py.
+    """
+    global _runtime
+    if _runtime is None:
+        if config is None:
+            raise RuntimeError("the runtime is made at the first MoE layer, which has not been constructed")
+        from megamoe_atom.startup import make_runtime
+
+        _runtime = make_runtime(config())
+    return _runtime
+
+
+def current_runtime() -> Runtime | None:
+    return _runtime

@@ -1,0 +1,123 @@
+"""The MoE method that ATOM uses when MegaMoE is on: a subclass made from the Mxfp4MoEMethod that is handed in.
+
+It overrides two hooks, the layout step and the choice of the experts. create_weights, routing and apply() stay ATOM's.
+Source of the hooks' order: ROCm/ATOM e3f9eb45c atom/model_loader/loader.py, load_model, and models/deepseek_v4.py,
+load_weights (which calls the layout step a second time).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megamoe_atom.experts import Geometry, MegaExperts
+from megamoe_atom.layout import ConvertedLayer, convert_layer_tensors
+from megamoe_atom.problem import Exit, Problem, Reason
+
+if TYPE_CHECKING:
+    from megamoe_atom.factory import Runtime
+
+_WEIGHTS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+
+
+def raw_bytes(layer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The layer's four raw tensors as uint8 views: w13 [E, 2I, H/2], its scale [E, 2I, H/32], w2 [E, H, I/2], its scale."""
+    w13, w13_scale, w2, w2_scale = (getattr(layer, name).data.view(torch.uint8) for name in _WEIGHTS)
+    return w13, w13_scale, w2, w2_scale
+
+
+def layer_reasons(layer: Any, method: Any) -> list[Reason]:
+    """Why this layer, as constructed, cannot run on MegaMoE. What the command line decides is support.py's."""
+    parallel = layer.moe_parallel_config
+    name = getattr(layer, "layer_name", "a layer")
+    reasons: list[Reason] = []
+
+    def refuse(code: str, what: str, why: str) -> None:
+        fix = "serve this model without MegaMoE (unset ATOM_USE_FLYDSL_FUSED)"
+        reasons.append(Reason(code, f"{name}: {what}", why, fix))
+
+    if not parallel.use_ep or parallel.ep_size < 2:
+        refuse("ep_off", f"ep_size={parallel.ep_size}", "MegaMoE is an expert-parallel step; without EP it counts wrong experts")
+    if not parallel.use_all2all_kernels:
+        refuse("no_all2all", "ATOM gathers the tokens of all ranks", "each token would be computed once per rank and summed")
+    if layer.local_num_experts * parallel.ep_size != layer.global_num_experts:
+        refuse(
+            "expert_count",
+            f"{layer.local_num_experts} local experts x ep_size {parallel.ep_size} != {layer.global_num_experts}",
+            "the kernel finds an expert's rank as id // experts_per_rank",
+        )
+    if getattr(layer, "num_fused_shared_experts", 0) or getattr(layer, "num_redundant_experts", 0):
+        refuse("extra_experts", "fused shared or redundant experts", "their ids lie outside the kernel's expert range")
+    if layer.has_bias:
+        refuse("bias", "the experts have a bias", "the kernel adds none")
+    if method.hidden_pad or method.intermediate_pad:
+        refuse("padding", f"hidden_pad={method.hidden_pad}, intermediate_pad={method.intermediate_pad}", "rows are sent unpadded")
+    if method.static_input_scales:
+        refuse("static_scales", "static activation scales", "the kernel quantises activations dynamically")
+    if "silu" not in str(layer.activation).lower():
+        refuse("activation", f"activation={layer.activation}", "the kernel computes SiLU only")
+    if layer.apply_router_weight_on_input:
+        refuse("router_weight_on_input", "the routing weight goes on the input", "the kernel applies it after gemm2")
+    return reasons
+
+
+@functools.cache
+def mega_method_class(base: type[Any]) -> type[Any]:
+    """A subclass of ATOM's Mxfp4MoEMethod, which is handed in so that this module imports nothing of ATOM."""
+
+    class MegaMxfp4MoEMethod(base):  # type: ignore[misc]
+        def __init__(self, quant_config: Any, moe: Any, *, runtime: Runtime) -> None:
+            super().__init__(quant_config, moe)
+            # Triton's branches come before fused_experts in apply() and would silently switch MegaMoE off.
+            self.use_triton = False
+            self.use_triton_decode = False
+            self._runtime = runtime
+            self._converted: ConvertedLayer | None = None
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            """Converts once; ATOM's second call finds nothing left to do."""
+            if self._converted is not None:
+                if layer.w13_weight.numel():
+                    raise Problem(
+                        "weights_reloaded",
+                        what=f"{layer.layer_name} was given new raw weights after its conversion",
+                        why="captured graphs hold the address of the converted weights, so the new ones would be ignored",
+                        fix="restart the service to serve other weights",
+                        exit_code=Exit.PRECONDITION,
+                    )
+                return
+            reasons = layer_reasons(layer, self)
+            if reasons:
+                raise Problem.of(reasons)
+            raw = raw_bytes(layer)
+            geometry = self._runtime.geometry(layer, self)
+            self._runtime.capture(layer.layer_name, geometry, raw)
+            # In place: the layer's memory stays where it is, and no second copy of 1 GiB is needed.
+            self._converted = convert_layer_tensors(*raw, in_place=True)
+            for name in _WEIGHTS:
+                parameter = getattr(layer, name)
+                # ATOM still reads the attributes, so they stay, as empty tensors of their dtype.
+                parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            self._geometry: Geometry = geometry
+
+        def init_prepare_finalize(self, layer: Any) -> None:
+            """Sets fused_experts. No mori dispatch op is built: it would take up to 3.8 GiB of the same heap, unused."""
+            if self.fused_experts is not None:
+                return
+            if self._converted is None:
+                self.process_weights_after_loading(layer)
+            assert self._converted is not None
+            self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+            self._runtime.initialise_shmem()
+            self.fused_experts = self._runtime.add_layer(layer.layer_name, self._geometry, self._converted)
+
+    MegaMxfp4MoEMethod.__qualname__ = MegaMxfp4MoEMethod.__name__
+    return MegaMxfp4MoEMethod
+
+
+def experts_of(method: Any) -> MegaExperts | None:
+    """The MegaMoE callable of a method, or None when it runs ATOM's own path."""
+    experts = getattr(method, "fused_experts", None)
+    return experts if isinstance(experts, MegaExperts) else None
