@@ -21,3 +21,6 @@ compile() { # compile OUTPUT INPUT... : one lock
 }
 
 compile requirements/test.lock pyproject.toml requirements/build.in --extra engine --extra deploy --extra lane --extra test
+# The reference image: what it runs, and what builds our own wheel inside it.
+compile requirements/engine.lock pyproject.toml --extra engine
+compile requirements/build.lock requirements/build.in
