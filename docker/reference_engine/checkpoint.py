@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ def read_config(directory: Path) -> ModelConfig:
     for name, facts in marker["files"].items():
         path = directory / name
         size = path.stat().st_size if path.is_file() else None
+        if size is not None and not os.access(path, os.R_OK):
+            raise _refuse(
+                "model_unreadable",
+                f"{path} may not be read by user {os.getuid()}",
+                "the container runs as a user of its own, not as root",
+                f"chmod -R a+rX {directory}",
+            )
         if size != facts["bytes"]:
             raise _refuse(
                 "model_incomplete",

@@ -169,7 +169,7 @@ def parse(argv: list[str], environment: Mapping[str, str]) -> Options:
             refuse(
                 "dp_attention_off",
                 f"MegaMoE on {ranks} ranks without --enable-dp-attention",
-                "with tensor-parallel attention every rank holds the same tokens, and the experts would add them up once per rank",
+                "all ranks of tensor-parallel attention hold the same tokens, and the experts would add them up again",
                 "add --enable-dp-attention",
             )
         if mbt > 0 and mbt & (mbt - 1):

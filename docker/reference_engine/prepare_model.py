@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -213,11 +212,11 @@ def prepare(gguf: Path, out: Path, *, expected_sha256: str) -> bool:
             path.chmod(0o644)
         if out.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
-            os.replace(out, old)
-            os.replace(temporary, out)
+            out.replace(old)
+            temporary.replace(out)
             shutil.rmtree(old)
         else:
-            os.replace(temporary, out)
+            temporary.replace(out)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)

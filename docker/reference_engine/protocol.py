@@ -1,7 +1,7 @@
 """What a request may say: JSON body in, checked values out. Every refusal is a 4xx with the field that caused it.
 
 Unknown fields are refused, unlike ATOM, which ignores them: a client that asks for logprobs and gets none draws wrong
-conclusions. Fields that clients always send with their neutral value (n=1, echo=false, ...) are accepted with that value.
+conclusions. Fields that clients send with their neutral value (n=1, echo=false, ...) are accepted with it.
 """
 
 from __future__ import annotations

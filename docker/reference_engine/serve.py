@@ -219,7 +219,7 @@ def _serve(options: Options, engine: Engine, sock: socket.socket, on_failure: li
     on_failure.append(stop)
     engine.served.scheduler.start()
     log.info("Starting server on %s:%d", options.host, options.port)
-    # uvicorn installs its own handlers while it runs, and raises the signal again afterwards: by then it has been obeyed.
+    # uvicorn has its own handlers while it runs, and raises the signal again afterwards: by then it has been obeyed.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)
     server.run(sockets=[sock])
