@@ -1,0 +1,113 @@
+"""A small OpenAI-compatible server in this process: answers sums for real, with faults switched on by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class FakeServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, answers: dict[str, str] | None = None, fault: str = "", port: int = 0) -> None:
+        self.answers, self.fault, self.asked = answers or {}, fault, 0
+        self.started, self.seen_keys = time.time(), set[str]()
+        super().__init__(("127.0.0.1", port), Handler)
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def answer(self, prompt: str) -> str:
+        """A worked answer to the last question of the prompt, or the sum of its two numbers."""
+        question = prompt.rsplit("Question: ", 1)[-1].removesuffix("\nAnswer:").strip()
+        if question in self.answers:
+            return " " + self.answers[question]
+        numbers = [int(x) for x in re.findall(r"\d+", question)]
+        if "capital of France" in question:
+            return " Paris."
+        return f" {sum(numbers[-2:])}." if numbers else " I do not know."
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeServer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def _send(self, status: int, body: Any, kind: str = "application/json") -> None:
+        raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_GET(self) -> None:
+        if self.server.fault == "html":
+            self._send(200, "<html>login</html>", "text/html")
+        elif self.server.fault == "401":
+            self._send(401, {"error": {"message": "no key"}})
+        elif self.path == "/health":
+            self._send(200, {"status": "ok"})
+        elif self.path == "/v1/models":
+            name = "someone-else" if self.server.fault == "foreign" else "demo"
+            self._send(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
+        elif self.path == "/metrics":
+            self._send(200, f"process_start_time_seconds {self.server.started}\n", "text/plain")
+        else:
+            self._send(404, {"error": {"message": "no such route"}})
+
+    def do_POST(self) -> None:
+        server = self.server
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        server.seen_keys.add(self.headers.get("Authorization", ""))
+        try:
+            body = json.loads(raw)
+            chat = self.path.endswith("chat/completions")
+            prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+            assert isinstance(prompt, str) and body["model"] == "demo"
+            limit = body.get("max_tokens", 16)
+            assert isinstance(limit, int) and 0 < limit and len(prompt.split()) + limit <= 9472
+        except (ValueError, KeyError, AssertionError, IndexError, TypeError):
+            self._send(400, {"error": {"message": "bad request"}})
+            return
+        server.asked += 1
+        if server.fault == "drop_2" and server.asked % 50 == 0:
+            self._send(502, {"error": {"message": "bad gateway"}})
+            return
+        if server.fault == "5xx" and server.asked % 20 == 0:
+            self._send(500, {"error": {"message": "boom"}})
+            return
+        text = server.answer(prompt)
+        if server.fault == "garbage":
+            text = " the the of 1 1 1"
+        if server.fault == "empty_16" and server.asked % 6 == 0:
+            text = ""
+        words = re.findall(r"\s*\S+", text)[:limit]
+        finish = "stop"
+        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(words),
+                 "total_tokens": len(prompt.split()) + len(words)}
+        if body.get("stream"):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            pieces = ["".join(words)] if server.fault == "one_chunk" else words
+            for piece in [] if server.fault == "no_chunks" else pieces:
+                choice = {"index": 0, "delta": {"content": piece}} if chat else {"index": 0, "text": piece}
+                self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                self.wfile.flush()
+                time.sleep(0.02)
+            self.wfile.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
+            self.close_connection = True
+            return
+        choice = {"index": 0, "finish_reason": finish}
+        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": "".join(words)}
+        self._send(200, {"id": "x", "model": "demo", "choices": [choice], "usage": usage})
