@@ -455,6 +455,9 @@ class SelfTest:
             ("weights_misordered", lambda: total(same, turned)),
             ("slot_dropped", lambda: total(same, drop_last)),
         ]
+        for step in (1, -1):
+            moved = Batch(batch.x, (batch.ids + step) % geometry.experts, batch.weights)
+            candidates.append(("ids_shifted", lambda m=moved: total(same, m)))  # type: ignore[misc]
         candidates += [(kind, lambda c=c: total(c)) for kind, changes in VARIANTS.items() for c in changes]
         base, best = rel_l2(got, want), (LAYER_BOUND[geometry.quant], "")
         for kind, make in candidates:
@@ -541,7 +544,7 @@ def _localise(
         return "one_rank", f"tokens that use experts of rank {owners[0]} are wrong"
     if int(bad.sum()) < len(bad) // 4 and int(columns.max() - columns.min()) < geometry.hidden // 2:
         return "one_tile", f"{int(bad.sum())} tokens, columns {int(columns.min())} to {int(columns.max())}"
-    if experts and bool((covered == bad).all()):
+    if 0 < len(experts) < geometry.experts and bool((covered == bad).all()):
         return "several_experts", f"experts {experts[:16]}"
     if len(sources) == 1 and geometry.world_size > 1:
         return "one_source_rank", f"only tokens of rank {sources[0]} are wrong: its dispatch or its combine"
