@@ -192,6 +192,9 @@ def _run_faults(policy: Policy, evidence: Evidence, data: dict[str, Any], notes:
     run = evidence.run or {}
     faults = []
     data["run_id"] = run.get("run_id")
+    for key in ("image_digest", "args", "model", "url", "dataset", "dataset_sha256", "fewshot_sha256", "early_fail"):
+        if run.get(key) is not None:
+            data[key] = run[key]
     for key in ("run_id", "server_started", "client_exit", "results_dir"):
         if key not in run:
             faults.append(Reason("RUN_INCOMPLETE", f"the run record has no {key}",
@@ -298,6 +301,20 @@ def _baseline_facts(policy: Policy, evidence: Evidence, baseline: Evidence | Non
                                      f"{_or_unknown(ours[key])} here", "scores of different protocols cannot be compared",
                                      "measure the baseline again with the same protocol"))
     return before
+
+
+def judge_pair(policy: Policy, now: Evidence, before: Evidence,
+               data: dict[str, Any]) -> tuple[str, list[Reason], list[Finding]]:
+    """The paired part alone, for `megamoe compare`: verdict, faults (then there is no verdict) and findings."""
+    faults, notes = [*now.faults, *before.faults], list[Finding]()
+    facts, more = summarise(now.samples or [], policy.filter_name, policy.metric_name)
+    faults += more
+    if facts.n:
+        faults += _answer_faults(policy, facts, data)
+    earlier = _baseline_facts(policy, now, before, facts, faults, data)
+    if faults or earlier is None:
+        return "INVALID", faults, notes
+    return _judge_paired(policy, facts, earlier, data, notes), faults, notes
 
 
 def _invalid(faults: list[Reason], notes: list[Finding], data: dict[str, Any]) -> Outcome:
