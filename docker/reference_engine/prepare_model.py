@@ -149,6 +149,28 @@ def pinned_gguf_sha256() -> str:
     return str(pins["model"]["smollm2"]["gguf_sha256"])
 
 
+def fill(model: GgufModel, directory: Path, source: dict[str, object]) -> None:
+    """Writes all files of the model directory, the completion marker last. `source` goes into the marker."""
+    facts = model.tokenizer()
+    write_shards(model, directory)
+    _write_json(directory / "config.json", config(model.dimensions, facts.bos_id, facts.eos_id))
+    _write_json(directory / "generation_config.json", {"bos_token_id": facts.bos_id, "eos_token_id": facts.eos_id})
+    tokenizer_from_facts(facts).save(str(directory / "tokenizer.json"))
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": facts.tokens[facts.bos_id],
+            "eos_token": facts.tokens[facts.eos_id],
+            "unk_token": facts.tokens[facts.unknown_id],
+            "model_max_length": model.dimensions.context,
+            "chat_template": facts.chat_template,
+        },
+    )
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in sorted(directory.iterdir())}
+    _write_json(directory / MARKER, {"schema_version": 1, "source": source, "files": files})
+
+
 def prepare(gguf: Path, out: Path, *, expected_sha256: str) -> bool:
     """Makes `out` from `gguf`; returns False when it was there already, made from the same file by this version.
 
@@ -186,27 +208,9 @@ def prepare(gguf: Path, out: Path, *, expected_sha256: str) -> bool:
         if marker.get("source") == source and _all_there(out, marker):
             return False
     out.parent.mkdir(parents=True, exist_ok=True)
-    model = GgufModel(gguf)
-    facts = model.tokenizer()
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        write_shards(model, temporary)
-        _write_json(temporary / "config.json", config(model.dimensions, facts.bos_id, facts.eos_id))
-        _write_json(temporary / "generation_config.json", {"bos_token_id": facts.bos_id, "eos_token_id": facts.eos_id})
-        tokenizer_from_facts(facts).save(str(temporary / "tokenizer.json"))
-        _write_json(
-            temporary / "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": facts.tokens[facts.bos_id],
-                "eos_token": facts.tokens[facts.eos_id],
-                "unk_token": facts.tokens[facts.unknown_id],
-                "model_max_length": model.dimensions.context,
-                "chat_template": facts.chat_template,
-            },
-        )
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in sorted(temporary.iterdir())}
-        _write_json(temporary / MARKER, {"schema_version": 1, "source": source, "files": files})
+        fill(GgufModel(gguf), temporary, source)
         temporary.chmod(0o755)  # the container's user is another one than who runs this
         for path in temporary.iterdir():
             path.chmod(0o644)

@@ -261,6 +261,8 @@ class Scheduler:
                 reason = "length"
         if reason:
             piece += sequence.text.finish()
+            if sequence.text.stopped:  # a stop string may end with the very last characters
+                reason = "stop"
         sequence.deliver(Piece(piece, sequence.generated, reason, sequence.cached))
         return reason is not None
 

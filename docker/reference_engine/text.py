@@ -111,27 +111,28 @@ class GrowingText:
     def push(self, token: int) -> str:
         """Takes one token; returns the text that is now certain. Sets `stopped` when a stop string is complete."""
         self._ids.append(token)
+        self._settle(at_end=False)
+        return self._hand_out(len(self._out) - (0 if self.stopped else self._held_back()))
+
+    def finish(self) -> str:
+        """The rest, when no more tokens come: text held back for a stop string, or a broken last character."""
+        if not self.stopped:
+            self._settle(at_end=True)
+        return self._hand_out(len(self._out))
+
+    def _settle(self, *, at_end: bool) -> None:
+        """Adds the text of tokens that are not in it yet, unless it may still change, and looks for stop strings."""
         start = max(0, self._settled - self._WINDOW)
         before = self._text.decode(self._ids[start : self._settled])
         now = self._text.decode(self._ids[start:])
-        if now.endswith("�"):
-            return ""
+        if now.endswith("\ufffd") and not at_end:
+            return
         searched = max(0, len(self._out) - max(map(len, self._stops), default=0))
         self._out += now[len(before) :]
         self._settled = len(self._ids)
         hits = [at for at in (self._out.find(stop, searched) for stop in self._stops) if at >= 0]
         if hits:
             self._out, self.stopped = self._out[: min(hits)], True
-        return self._hand_out(len(self._out) - (0 if self.stopped else self._held_back()))
-
-    def finish(self) -> str:
-        """The rest, when no more tokens come: text held back for a stop string, or a broken last character."""
-        if not self.stopped and self._settled < len(self._ids):
-            start = max(0, self._settled - self._WINDOW)
-            before = self._text.decode(self._ids[start : self._settled])
-            self._out += self._text.decode(self._ids[start:])[len(before) :]
-            self._settled = len(self._ids)
-        return self._hand_out(len(self._out))
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
