@@ -53,7 +53,7 @@ def read_events(text: str) -> PlayResult:
             result.failures.append(event)
         elif kind == "stats":
             result.hosts = event["hosts"]
-    ends = [start for _, start in starts[1:]] + [last]
+    ends = [*(start for _, start in starts[1:]), last][: len(starts)]
     result.plays = [(name, round(end - start, 1)) for (name, start), end in zip(starts, ends, strict=True)]
     return result
 
