@@ -343,7 +343,7 @@ def largest_legal_mtpr(*, hidden: int, inter: int, experts: int, topk: int, worl
 
 
 def smallest_compact(g: MoeGeometry) -> int:
-    """Smallest power of two mtpr with the compact layout (the fixed-slot one has a publish race in the pinned kernels)."""
+    """Smallest power of two mtpr with the compact layout (fixed-slot has a publish race in the pinned kernels)."""
     mtpr = 1
     while not is_compact(g.at(mtpr)):
         mtpr *= 2

@@ -1,0 +1,210 @@
+"""The weight layouts: golden hashes of FlyDSL's own functions, inverses, idempotence, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megamoe_atom import layout
+from megamoe_atom.problem import Exit, Problem
+
+
+def counting(*shape: int) -> torch.Tensor:
+    """The test input of the golden table: arange modulo 251 as bytes."""
+    return (torch.arange(math.prod(shape)) % 251).to(torch.uint8).view(shape)
+
+
+def sha(t: torch.Tensor) -> str:
+    return hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest()
+
+
+def w13(t: torch.Tensor) -> torch.Tensor:
+    return layout.shuffle_w13(t)
+
+
+def w13_separated(t: torch.Tensor) -> torch.Tensor:
+    return layout.shuffle_w13(t, gate_up=False)
+
+
+def w13_scale(t: torch.Tensor) -> torch.Tensor:
+    return layout.shuffle_w13_scale(t)
+
+
+def w13_scale_separated(t: torch.Tensor) -> torch.Tensor:
+    return layout.shuffle_w13_scale(t, gate_up=False)
+
+
+def w2(t: torch.Tensor) -> torch.Tensor:
+    return layout.shuffle_w2(t)
+
+
+def w2_scale(t: torch.Tensor) -> torch.Tensor:
+    return layout.shuffle_w2_scale(t)
+
+
+# FlyDSL 8acf56d's own functions on counting(shape), SHA-256 over the output bytes (pads set to 0).
+GOLDEN: list[tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...], str]] = [
+    (w13, (1, 32, 64), "0fa11a3c68fd0e7278dd2c52ac5e047b9f5a350fb5c706969875d81cae384da7"),
+    (w13, (2, 64, 128), "fb365d6f25c45f7f7be2976615afee8aaabe5d05dd0aab1601b3bf18fbd5d033"),
+    (w13, (3, 96, 192), "7782f35579de8e001493130f06b38092cbb61fee06eb20a899bb808338bacb09"),
+    (w13, (2, 256, 128), "e17c7e438669dd7388f92202980fdc83d5b5114459fffe71e56704f39c855dc6"),
+    (w13_separated, (2, 64, 128), "9537639cdd0ac190eafe4a7c6f1a9da29d461cb50f65d913ada863be897ea603"),
+    (w13_scale, (1, 64, 8), "6acb91c72cdd29b64853604a9697aaba7c7325867c50e85a8172f04d810fa73d"),
+    (w13_scale, (2, 64, 16), "7deb9a984f21b2f4bf4a2361eb03d09a8848387d7af4f9d84829ad10a5dcef05"),
+    (w13_scale, (3, 128, 24), "11faaaf1fc2cfac4f03c146b382fd3325e6b78cb9571db2a0579b4e39f2829ce"),
+    (w13_scale, (2, 192, 56), "37515a3149edd89e0f71708103e8d843c352152009afd08d8172111b0588155b"),
+    (w2, (1, 16, 32), "e2678b7e25133cfd63078c0e31581bdb48bbf9bd61e8db52e24aa09180487a39"),
+    (w2, (1, 48, 96), "ddf1184fd4aa75c6d6dcec68d9efb2fb626347a9b14c463c44dea1595c23bd0a"),
+    (w2, (1, 64, 128), "34e627601b2cd235ca902efe336ef073916fe3f7e0a9f2bfa51ab6f322c3617e"),
+    (w2, (2, 32, 64), "ae78628d19182eac14fbf2dd7f6d5f158a6ec8072274e87dd6b3df52254d268b"),
+    (w2_scale, (1, 256, 8), "fd1563f094455e92dbdce04ccafe1c3c99265b5f270a689b4fc8d5ee0b9434f6"),
+    (w2_scale, (1, 256, 16), "45a9a0e3c71ec35bbcc8d20c063255bca1245a0db02914c14cd92a1718ca109b"),
+    (w2_scale, (2, 256, 24), "5159ad16703b979b751b297ceb06fe545a024973b243d9deded16fa50cd811fa"),
+    (w13_scale_separated, (3, 256, 96), "cca870bee719c5a5f037a447ba43bb6a2ec46236cbea2eab69f2eb7075a5a04a"),
+    (w2_scale, (1, 48, 6), "cae8ffdf51be2f2ae48f55242bd14085cb168af57f19a43af9c0dda12f116b84"),
+    (w2_scale, (1, 300, 10), "c3b29e878ed2841ca703f9ee42bacf9c51fd441ebb0885d69ba9b59d10e08b4d"),
+]
+
+
+@pytest.mark.parametrize(("shuffle", "shape", "digest"), GOLDEN, ids=[f"{f.__name__}-{s}" for f, s, _ in GOLDEN])
+def test_every_golden_hash_of_flydsl_is_met(
+    shuffle: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], digest: str
+) -> None:
+    assert sha(shuffle(counting(*shape))) == digest
+
+
+def random_bytes(seed: int, *shape: int, high: int = 256) -> torch.Tensor:
+    return torch.randint(0, high, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+small = st.integers(1, 3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(e=small, rows=small, cols=small, seed=st.integers(0, 99))
+def test_every_inverse_undoes_its_layout_for_any_legal_shape(e: int, rows: int, cols: int, seed: int) -> None:
+    weights = random_bytes(seed, e, 32 * rows, 64 * cols)
+    for gate_up in (True, False):
+        assert torch.equal(layout.unshuffle_w13(layout.shuffle_w13(weights, gate_up=gate_up), gate_up=gate_up), weights)
+    assert torch.equal(layout.unshuffle_w2(layout.shuffle_w2(weights)), weights)
+    scales = random_bytes(seed, e, 32 * rows, 8 * cols)
+    assert torch.equal(layout.unshuffle_w13_scale(layout.shuffle_w13_scale(scales)), scales)
+    ragged = random_bytes(seed, e, 5 * rows, 3 * cols)
+    assert torch.equal(layout.unshuffle_w2_scale(layout.shuffle_w2_scale(ragged), ragged.shape), ragged)
+
+
+@settings(max_examples=25, deadline=None)
+@given(e=small, rows=small, cols=small)
+def test_a_layout_only_moves_bytes_and_writes_zero_pads(e: int, rows: int, cols: int) -> None:
+    weights = random_bytes(rows, e, 32 * rows, 64 * cols)
+    assert torch.equal(layout.shuffle_w13(weights).flatten().sort()[0], weights.flatten().sort()[0])
+    ones = torch.ones((e, 7 * rows, 3 * cols), dtype=torch.uint8)
+    assert int(layout.shuffle_w2_scale(ones).sum()) == ones.numel()
+
+
+def raw_layer(e: int = 3, h: int = 256, i: int = 256, seed: int = 1) -> list[torch.Tensor]:
+    return [
+        random_bytes(seed, e, 2 * i, h // 2),
+        random_bytes(seed + 1, e, 2 * i, h // 32, high=255),
+        random_bytes(seed + 2, e, h, i // 2),
+        random_bytes(seed + 3, e, h, i // 32, high=255),
+    ]
+
+
+def parts(layer: layout.ConvertedLayer) -> list[torch.Tensor]:
+    return [layer.w13, layer.w13_scale, layer.w2, layer.w2_scale]
+
+
+@pytest.mark.parametrize("gate_up", [True, False])
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_in_place_gives_the_same_bytes_in_the_same_memory(gate_up: bool, chunk: int) -> None:
+    raw = raw_layer()
+    expected = layout.convert_layer_tensors(*[t.clone() for t in raw], gate_up=gate_up)
+    before = [t.data_ptr() for t in raw]
+    got = layout.convert_layer_tensors(*raw, gate_up=gate_up, in_place=True, chunk_experts=chunk)
+    assert all(torch.equal(a, b) for a, b in zip(parts(expected), parts(got), strict=True))
+    assert [t.data_ptr() for t in parts(got)] == before
+
+
+def test_a_layer_is_four_flat_byte_tensors_and_converting_it_again_changes_nothing() -> None:
+    layer = layout.convert_layer_tensors(*raw_layer())
+    assert all(t.ndim == 1 and t.dtype == torch.uint8 for t in parts(layer))
+    assert layout.convert_layer_tensors(*parts(layer)) is layer
+    assert all(layout.is_converted(t) for t in parts(layer))
+
+
+def test_a_half_converted_layer_and_the_other_form_are_refused() -> None:
+    raw = raw_layer()
+    layer = layout.convert_layer_tensors(*raw)
+    for args, form in ((([layer.w13, *raw[1:]]), True), (parts(layer), False)):
+        with pytest.raises(Problem) as caught:
+            layout.convert_layer_tensors(*args, gate_up=form)
+        assert caught.value.code == "layout_twice"
+
+
+def test_weights_that_are_not_aligned_to_sixteen_bytes_convert_to_the_same_bytes() -> None:
+    aligned = random_bytes(5, 2, 64, 128)
+    for shift in (1, 8):
+        shifted = torch.empty(aligned.numel() + shift, dtype=torch.uint8)[shift:].view(aligned.shape).copy_(aligned)
+        assert torch.equal(layout.shuffle_w13(shifted), layout.shuffle_w13(aligned))
+        assert torch.equal(layout.shuffle_w2(shifted), layout.shuffle_w2(aligned))
+
+
+def test_release_empties_the_raw_tensors_and_leaves_the_converted_ones() -> None:
+    raw = raw_layer()
+    copies = [t.clone() for t in raw]
+    layer = layout.convert_layer_tensors(*raw)
+    assert layout.release(*raw) == sum(t.numel() for t in copies)
+    assert [t.numel() for t in raw] == [0, 0, 0, 0]
+    assert torch.equal(layer.w13, layout.shuffle_w13(copies[0]).flatten())
+
+
+def broken(name: str) -> tuple[list[torch.Tensor], str]:
+    raw = raw_layer()
+    if name == "dtype":
+        raw[0] = raw[0].view(torch.int8)
+        return raw, "layout_dtype"
+    if name == "rank":
+        raw[2] = raw[2].flatten()
+        return raw, "layout_rank"
+    if name == "strides":
+        raw[0] = raw[0].transpose(1, 2)
+        return raw, "layout_strides"
+    if name == "empty":
+        raw[0] = raw[0][:0]
+        return raw, "layout_empty"
+    if name == "rows":
+        raw[0] = raw[0][:, :40].contiguous()
+        return raw, "layout_shape"
+    if name == "experts":
+        raw[3] = raw[3][:2]
+        return raw, "layout_mismatch"
+    if name == "device":
+        raw[1] = raw[1].to("meta")
+        return raw, "layout_device"
+    raw[1][1, 2, 3] = 255
+    return raw, "layout_nan_scale"
+
+
+@pytest.mark.parametrize("name", ["dtype", "rank", "strides", "empty", "rows", "experts", "device", "nan"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_bad_layer_is_refused_before_any_byte_moves(name: str, in_place: bool) -> None:
+    raw, code = broken(name)
+    before = [None if t.is_meta else t.clone() for t in raw]
+    with pytest.raises(Problem) as caught:
+        layout.convert_layer_tensors(*raw, in_place=in_place)
+    assert caught.value.code == code
+    assert caught.value.exit_code == Exit.PRECONDITION
+    assert caught.value.reasons[0].fix
+    assert all(b is None or torch.equal(a, b) for a, b in zip(raw, before, strict=True))
+
+
+def test_a_nan_scale_is_named_with_its_place() -> None:
+    raw, _ = broken("nan")
+    with pytest.raises(Problem, match=r"\(1, 2, 3\)"):
+        layout.convert_layer_tensors(*raw)
