@@ -43,7 +43,7 @@ def compare(
             lines += [f"{word} {d}: {texts[('a', d)].strip()[-60:]!r} -> {texts[('b', d)].strip()[-60:]!r}" for d in ids[:10]]
         status = {"PASS": "pass", "FAIL": "fail", "INCONCLUSIVE": "inconclusive"}[verdict]
         return Outcome(status, Exit.PASS if verdict == "PASS" else Exit.CHECK_FAILED,  # type: ignore[arg-type]
-                       f"{verdict}: {notes[-1].what}", notes, data, "\n".join(lines))
+                       notes[-1].what, notes, data, "\n".join(lines))
 
     run_verb("compare", work, json_output=json_output)
 

@@ -320,7 +320,7 @@ def judge_pair(policy: Policy, now: Evidence, before: Evidence,
 def _invalid(faults: list[Reason], notes: list[Finding], data: dict[str, Any]) -> Outcome:
     data["verdict"] = "INVALID"
     first = faults[0]
-    summary = f"INVALID: no evidence either way: {first.what}"
+    summary = f"no evidence either way: {first.what}"
     if len(faults) > 1:
         summary += f" (and {len(faults) - 1} more)"
     keep = [f for f in notes if f.severity == "warn"]
@@ -443,4 +443,4 @@ def _decide(policy: Policy, verdicts: list[str], score: float, right: int, n: in
         status, code = ("warn" if any(f.severity == "warn" for f in notes) else "pass"), Exit.PASS
     else:
         status, code = ("fail" if verdict == "FAIL" else "inconclusive"), Exit.CHECK_FAILED
-    return Outcome(status, code, f"{verdict}: {text}", notes, data)  # type: ignore[arg-type] # the four literals above
+    return Outcome(status, code, f"PASS, with warnings: {text}" if status == "warn" else text, notes, data)  # type: ignore[arg-type] # the four literals above
