@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import stat
@@ -27,7 +28,7 @@ _DIGITS_MAX = 18  # longer integers stay text: they are mistakes, and int() of t
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?\Z")
 
 
 def _refuse(code: str, name: str, what: str, why: str, fix: str, exit_code: Exit = Exit.REFUSED) -> Problem:
@@ -58,7 +59,7 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
                 kind = ("a directory" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else
                         "a socket" if stat.S_ISSOCK(mode) else "a device")
                 raise _refuse("input_not_a_file", name, f"this is {kind}, not a regular file",
-                              "reading it could wait for ever or never end", "give a regular file, or - for standard input")
+                              "reading it could wait for ever or never end", "give a regular file, or -")
             data = b""
             while len(data) <= max_bytes:
                 chunk = os.read(handle, min(1 << 20, max_bytes + 1 - len(data)))
@@ -86,7 +87,7 @@ def _cannot_open(name: str, error: OSError) -> Problem:
                        Exit.UNREACHABLE)
     if error.errno in (errno.EACCES, errno.EPERM):
         return _refuse("input_permission", name, "permission denied", f"user {os.geteuid()} may not read it",
-                       f"let this user read it (`ls -l {name}` shows the owner), or run as that owner", Exit.UNREACHABLE)
+                       f"let this user read it (`ls -l {name}` shows the owner)", Exit.UNREACHABLE)
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
         return _refuse("input_name", name[:200], os.strerror(error.errno or 0), "the path cannot be resolved",
                        "check the path")
@@ -104,7 +105,8 @@ def read_text(path: str | Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _refuse("input_not_utf8", display_name(path), f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8",
+        raise _refuse("input_not_utf8", display_name(path),
+                      f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8",
                       "the text cannot be read without guessing an encoding",
                       "save it as UTF-8 (`iconv -t UTF-8`), or check that this is the right file") from None
 
@@ -134,7 +136,7 @@ def scalar(text: str) -> Any:
         return False
     if _INT.match(text):
         return int(text) if len(text.lstrip("+-")) <= _DIGITS_MAX else text
-    if _FLOAT.match(text) and len(text) <= 40:
+    if _FLOAT.match(text) and len(text) <= 40 and math.isfinite(float(text)):
         return float(text)
     return text
 
@@ -184,7 +186,8 @@ def parse_yaml(text: str, name: str) -> Document:
             if key is None:
                 raise bad("yaml_key", mark, "empty key", "keys here are names", "give the key a name")
             if key in container:
-                raise bad("yaml_duplicate_key", mark, f"key {key!r} is given twice (first on line {lines[(*path, key)]})",
+                raise bad("yaml_duplicate_key", mark,
+                          f"key {key!r} is given twice (first on line {lines[(*path, key)]})",
                           "YAML readers keep one of the two without a word", "remove one of them")
             lines[(*path, key)] = mark.line + 1
             container[key] = None
@@ -256,11 +259,16 @@ def parse_json(text: str, name: str) -> Any:
         raise _refuse("json_number", name, f"{word} is not a JSON number", "it would pass or fail every comparison",
                       "write the real number, or leave the key out when it is unknown")
 
+    def finite_float(digits: str) -> float:
+        value = float(digits)
+        return value if math.isfinite(value) else no_constant(digits[:40])  # type: ignore[no-any-return] # it raises
+
     def bounded_int(digits: str) -> Any:
-        return int(digits) if len(digits.lstrip("-")) <= _DIGITS_MAX else float(digits)
+        return int(digits) if len(digits.lstrip("-")) <= _DIGITS_MAX else finite_float(digits)
 
     try:
-        value = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_int=bounded_int)
+        value = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant,
+                           parse_int=bounded_int, parse_float=finite_float)
         if _SURROGATE.search(text):  # half of a pair cannot be printed or written back
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value

@@ -1,0 +1,1 @@
+"""DEPLOY: the one schema of a deployment, shared by the CLI's verbs and Ansible's group_vars."""
