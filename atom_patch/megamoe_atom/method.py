@@ -39,9 +39,17 @@ def layer_reasons(layer: Any, method: Any) -> list[Reason]:
         reasons.append(Reason(code, f"{name}: {what}", why, fix))
 
     if not parallel.use_ep or parallel.ep_size < 2:
-        refuse("ep_off", f"ep_size={parallel.ep_size}", "MegaMoE is an expert-parallel step; without EP it counts wrong experts")
+        refuse(
+            "ep_off",
+            f"ep_size={parallel.ep_size}",
+            "MegaMoE is an expert-parallel step; without EP it counts wrong experts",
+        )
     if not parallel.use_all2all_kernels:
-        refuse("no_all2all", "ATOM gathers the tokens of all ranks", "each token would be computed once per rank and summed")
+        refuse(
+            "no_all2all",
+            "ATOM gathers the tokens of all ranks",
+            "each token would be computed once per rank and summed",
+        )
     if layer.local_num_experts * parallel.ep_size != layer.global_num_experts:
         refuse(
             "expert_count",
@@ -53,7 +61,11 @@ def layer_reasons(layer: Any, method: Any) -> list[Reason]:
     if layer.has_bias:
         refuse("bias", "the experts have a bias", "the kernel adds none")
     if method.hidden_pad or method.intermediate_pad:
-        refuse("padding", f"hidden_pad={method.hidden_pad}, intermediate_pad={method.intermediate_pad}", "rows are sent unpadded")
+        refuse(
+            "padding",
+            f"hidden_pad={method.hidden_pad}, intermediate_pad={method.intermediate_pad}",
+            "rows are sent unpadded",
+        )
     if method.static_input_scales:
         refuse("static_scales", "static activation scales", "the kernel quantises activations dynamically")
     if "silu" not in str(layer.activation).lower():

@@ -333,9 +333,7 @@ class SelfTest:
     def _expected(self, name: str, routing: str) -> torch.Tensor:
         return self._sum(torch.stack([self._partials[name, r, routing] for r in self._ranks]).sum(0))
 
-    def _layer(
-        self, name: str, run: Run, converted: Callable[[str, int], ConvertedLayer], repeats: int
-    ) -> LayerReport:
+    def _layer(self, name: str, run: Run, converted: Callable[[str, int], ConvertedLayer], repeats: int) -> LayerReport:
         geometry = self._geometry[name]
         batch, other = self.batch(name), self.batch(name, "other")
         before = self._outputs(name, run, other)
@@ -367,7 +365,9 @@ class SelfTest:
 
     @staticmethod
     def _differs(now: list[torch.Tensor], then: list[torch.Tensor]) -> int:
-        return int(not all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(now, then, strict=True)))
+        return int(
+            not all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(now, then, strict=True))
+        )
 
     def _sweep_first(self, run: Run, report: Report) -> None:
         """One layer over the routing extremes and every token bucket (rows are independent, so they must not change)."""
@@ -384,7 +384,8 @@ class SelfTest:
             at = torch.arange(tokens) % n
             outs = run(name, [(x[at], i[at], w[at]) for x, i, w in (batch.of(r) for r in self._ranks)])
             worst = max(
-                float(row_rel(o.float(), want[r][at.to(o.device)]).max()) for r, o in zip(self._ranks, outs, strict=True)
+                float(row_rel(o.float(), want[r][at.to(o.device)]).max())
+                for r, o in zip(self._ranks, outs, strict=True)
             )
             table = torch.zeros(geometry.world_size, dtype=torch.float64, device=outs[0].device)
             table[self._ranks[0]] = min(worst, 1e30)
@@ -408,8 +409,14 @@ class SelfTest:
             reasons += [
                 Reason("selftest", f"{what}: worst token relL2 {value:.4f}, bound {bound}", why, _FIXES["kernel"])
                 for what, value, why in (
-                    *((f"routing extreme {k}", v, "skewed routing meets other code") for k, v in report.extremes.items()),
-                    *((f"bucket of {k} tokens", v, "it runs another kernel variant") for k, v in report.buckets.items()),
+                    *(
+                        (f"routing extreme {k}", v, "skewed routing meets other code")
+                        for k, v in report.extremes.items()
+                    ),
+                    *(
+                        (f"bucket of {k} tokens", v, "it runs another kernel variant")
+                        for k, v in report.buckets.items()
+                    ),
                 )
                 if value > bound
             ]
@@ -436,9 +443,7 @@ class SelfTest:
             return "not_finite", "the weights are right, the kernel returned NaN or infinity"
 
         def total(change: Callable[[Weights], Weights], b: Batch = batch, limit: float | None = None) -> torch.Tensor:
-            return self._sum(
-                torch.stack([partial(change(raw[r]), b, geometry, r, limit) for r in self._ranks]).sum(0)
-            )
+            return self._sum(torch.stack([partial(change(raw[r]), b, geometry, r, limit) for r in self._ranks]).sum(0))
 
         def same(w: Weights) -> Weights:
             return w
@@ -450,7 +455,10 @@ class SelfTest:
         other_limit = 0.0 if geometry.swiglu_limit > 0 else 10.0
         candidates: list[tuple[str, Callable[[], torch.Tensor]]] = [
             ("stale_buffer", lambda: previous),
-            ("clamp_missing" if geometry.swiglu_limit > 0 else "clamp_unexpected", lambda: total(same, limit=other_limit)),
+            (
+                "clamp_missing" if geometry.swiglu_limit > 0 else "clamp_unexpected",
+                lambda: total(same, limit=other_limit),
+            ),
             ("weights_ignored", lambda: total(same, flat)),
             ("weights_misordered", lambda: total(same, turned)),
             ("slot_dropped", lambda: total(same, drop_last)),

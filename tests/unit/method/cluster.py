@@ -62,9 +62,20 @@ class Cluster:
             c = self.converted[self.names[0], r]
             self.kernels.append(
                 reference.MegaMoE(
-                    rank=r, world_size=g.world_size, model_dim=g.hidden, inter_dim=g.inter, experts=g.experts,
-                    topk=g.topk, quant=g.quant, w1=c.w13, w1_scale=c.w13_scale, w2=c.w2, w2_scale=c.w2_scale,
-                    max_tok_per_rank=g.mtpr, group=group, swiglu_limit=limit,
+                    rank=r,
+                    world_size=g.world_size,
+                    model_dim=g.hidden,
+                    inter_dim=g.inter,
+                    experts=g.experts,
+                    topk=g.topk,
+                    quant=g.quant,
+                    w1=c.w13,
+                    w1_scale=c.w13_scale,
+                    w2=c.w2,
+                    w2_scale=c.w2_scale,
+                    max_tok_per_rank=g.mtpr,
+                    group=group,
+                    swiglu_limit=limit,
                 )  # fmt: skip
             )
         self.group = group
@@ -91,7 +102,7 @@ class Cluster:
         self.calls += 1
         return self.spoil_output(self.calls, name, outs)
 
-    def verify(self, **options: object):  # noqa: ANN201 - Report, or the Problem that the test expects
+    def verify(self, **options: object):
         options = {"repeats": 4, "sweep": False, **options}
         return self.selftest(**options).verify(self.run, lambda name, r: self.converted[name, r])
 

@@ -208,7 +208,7 @@ def test_a_fault_of_skewed_routing_alone_is_found() -> None:
     cluster = Cluster(geometry(), seed=11)
     inner = cluster.run
 
-    def run(name, inputs):  # noqa: ANN001, ANN202 - same as Cluster.run
+    def run(name, inputs):
         outs = inner(name, inputs)
         if all(int(i.max()) < 4 for _, i, _ in inputs):
             outs[1][:] = 0

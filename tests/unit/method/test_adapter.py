@@ -1,0 +1,372 @@
+"""Factory, method, experts, kernel loader and warm-up, each against small fakes of ATOM's objects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cluster import convert, geometry, random_weights
+from megamoe_atom import factory, kernel, reference, warmup
+from megamoe_atom.experts import KernelPool, MegaExperts, check_routing
+from megamoe_atom.method import mega_method_class
+from megamoe_atom.problem import Problem
+from megamoe_atom.startup import config_reasons
+
+
+class Base:
+    """Stands where ATOM's Mxfp4MoEMethod is handed in; the real one is exercised by tests/patch/test_real_moe.py."""
+
+    def __init__(self, quant_config: object, moe: object) -> None:
+        self.quant_config, self.moe, self.fused_experts = quant_config, moe, None
+        self.hidden_size = self.intermediate_size = 256
+        self.hidden_pad = self.intermediate_pad = 0
+        self.static_input_scales = False
+
+    def get_fused_moe_quant_config(self, _layer: object) -> str:
+        return "quant config"
+
+
+def one_rank(**change: object) -> SimpleNamespace:
+    g = geometry(world_size=2)
+    raw = random_weights(g, 3)
+    parallel = SimpleNamespace(use_ep=True, ep_size=2, ep_rank=0, use_all2all_kernels=True)
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    base = {
+        "layer_name": "layers.0", "moe_parallel_config": parallel, "local_num_experts": 4, "global_num_experts": 8,
+        "num_fused_shared_experts": 0, "num_redundant_experts": 0, "has_bias": False, "activation": "ActivationType.Silu",
+        "apply_router_weight_on_input": False, "top_k": 2, "swiglu_limit": 10.0,
+        "moe_config": SimpleNamespace(max_num_tokens=16),
+        **{n: torch.nn.Parameter(t.clone(), requires_grad=False) for n, t in zip(names, raw, strict=True)},
+    }  # fmt: skip
+    return SimpleNamespace(**{**base, **change})
+
+
+def make_runtime(**change: object) -> factory.Runtime:
+    base = {"build": reference.MegaMoE, "initialise_shmem": lambda: None, "swiglu_in_kernel": True, "clone": False}
+    return factory.Runtime(**{**base, **change})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "_runtime", None)
+    for name in factory.SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+
+
+# ---- not requested ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [("0", "0"), ("1", "0"), ("0", "1"), ("", "1")])
+def test_without_both_switches_the_factory_is_atoms_constructor(
+    monkeypatch: pytest.MonkeyPatch, values: tuple[str, str]
+) -> None:
+    for name, value in zip(factory.SWITCHES, values, strict=True):
+        monkeypatch.setenv(name, value)
+
+    def config() -> object:
+        raise AssertionError("the config is not read when MegaMoE was not requested")
+
+    made = factory.mxfp4_moe_method(Base, "quant", "moe", layer=None, config=config)
+    assert type(made) is Base
+    assert (made.quant_config, made.moe) == ("quant", "moe")
+    assert warmup.warmup_token_ids(5, runner=None) == [0] * 5
+
+
+def test_importing_the_edited_names_imports_neither_torch_nor_the_adapter() -> None:
+    code = (
+        "import sys, megamoe_atom.factory, megamoe_atom.warmup;"
+        "bad=[m for m in sys.modules if m.split('.')[0] in ('torch','aiter','mori','kernels','atom')];"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- method ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_weight_hook_converts_once_and_releases_weights_and_scales() -> None:
+    runtime, layer = make_runtime(), one_rank()
+    method = mega_method_class(Base)("quant", "moe", runtime=runtime)
+    method.process_weights_after_loading(layer)
+    first = method._converted
+    method.process_weights_after_loading(layer)
+    assert method._converted is first
+    for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"):
+        assert getattr(layer, name).numel() == 0
+    method.init_prepare_finalize(layer)
+    experts = method.fused_experts
+    method.init_prepare_finalize(layer)
+    assert method.fused_experts is experts
+    assert method.moe_quant_config == "quant config"
+
+
+def test_in_place_conversion_equals_the_conversion_of_a_copy() -> None:
+    layer = one_rank()
+    want = convert(random_weights(geometry(), 3))
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
+    method.process_weights_after_loading(layer)
+    got = method._converted
+    for name in ("w13", "w13_scale", "w2", "w2_scale"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+
+def test_one_class_is_made_per_base() -> None:
+    assert mega_method_class(Base) is mega_method_class(Base)
+    assert issubclass(mega_method_class(Base), Base)
+
+
+def test_reloaded_raw_weights_are_refused_because_graphs_hold_the_old_address() -> None:
+    layer = one_rank()
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
+    method.process_weights_after_loading(layer)
+    layer.w13_weight.data = torch.zeros(4, dtype=torch.uint8)
+    with pytest.raises(Problem) as caught:
+        method.process_weights_after_loading(layer)
+    assert caught.value.code == "weights_reloaded"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (
+            {"moe_parallel_config": SimpleNamespace(use_ep=False, ep_size=1, ep_rank=0, use_all2all_kernels=True)},
+            "ep_off",
+        ),
+        (
+            {"moe_parallel_config": SimpleNamespace(use_ep=True, ep_size=2, ep_rank=0, use_all2all_kernels=False)},
+            "no_all2all",
+        ),
+        ({"global_num_experts": 9}, "expert_count"),
+        ({"num_fused_shared_experts": 1}, "extra_experts"),
+        ({"num_redundant_experts": 8}, "extra_experts"),
+        ({"has_bias": True}, "bias"),
+        ({"activation": "ActivationType.Gelu"}, "activation"),
+        ({"apply_router_weight_on_input": True}, "router_weight_on_input"),
+        ({"moe_config": SimpleNamespace(max_num_tokens=48)}, "mtpr"),
+    ],
+)
+def test_a_layer_that_cannot_run_is_refused_before_a_byte_moves(change: dict[str, object], code: str) -> None:
+    layer = one_rank(**change)
+    before = layer.w13_weight.clone()
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
+    with pytest.raises(Problem) as caught:
+        method.process_weights_after_loading(layer)
+    assert code in {r.code for r in caught.value.reasons}
+    assert torch.equal(layer.w13_weight, before)
+
+
+def test_a_kernel_without_limit_needs_an_acknowledgement_and_names_both_figures() -> None:
+    layer = one_rank()
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime(swiglu_in_kernel=False))
+    with pytest.raises(Problem, match=r"0\.9424.*0\.9522") as caught:
+        method.process_weights_after_loading(layer)
+    assert caught.value.code == "swiglu_limit"
+    accepting = make_runtime(swiglu_in_kernel=False, accept_no_swiglu_limit=True)
+    assert accepting.geometry(layer, method).swiglu_limit == 0.0
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
+
+
+def single(clone: bool = False) -> tuple[MegaExperts, KernelPool]:
+    g = geometry(world_size=1, experts=4)
+    pool = KernelPool(reference.MegaMoE)
+    return MegaExperts("layers.0", g, convert(random_weights(g, 1)), pool, clone=clone), pool
+
+
+def batch(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return warmup.prewarm_batch(geometry(world_size=1, experts=4), tokens, torch.device("cpu"))
+
+
+def test_layers_share_one_instance_and_each_call_binds_its_own_weights() -> None:
+    g = geometry(world_size=1, experts=4)
+    pool = KernelPool(reference.MegaMoE)
+    layers = [MegaExperts(f"l{n}", g, convert(random_weights(g, n)), pool, clone=True) for n in range(3)]
+    x, w, i = batch(4)
+    alone = [
+        MegaExperts("x", g, a.layer, KernelPool(reference.MegaMoE), clone=True).run(x, w, i).clone() for a in layers
+    ]
+    for _ in range(2):
+        for experts, want in zip(layers, alone, strict=True):
+            assert torch.equal(experts.run(x, w, i), want)
+    assert len(pool) == 1
+
+
+def test_a_second_mtpr_is_a_bug_not_a_second_instance() -> None:
+    experts, pool = single()
+    experts.kernel()
+    with pytest.raises(Problem) as caught:
+        pool.get(geometry(world_size=1, experts=4, mtpr=32), experts.layer)
+    assert caught.value.code == "second_mtpr"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda x, w, i: (x.repeat(5, 1), w.repeat(5, 1), i.repeat(5, 1)), "mtpr_exceeded"),
+        (lambda x, w, i: (x[:0], w[:0], i[:0]), "no_tokens"),
+        (lambda x, w, i: (x, w.bfloat16(), i), "weights_dtype"),
+        (lambda x, w, i: (x.float(), w, i), "x_dtype"),
+    ],
+    ids=["one token more than mtpr allows", "no tokens", "bf16 weights", "float32 x"],
+)
+def test_a_batch_that_the_kernel_would_misread_is_refused(spoil, code: str) -> None:
+    experts, _ = single()
+    with pytest.raises(Problem) as caught:
+        experts.run(*spoil(*batch(4)))
+    assert caught.value.code == code
+
+
+def test_exactly_mtpr_tokens_run() -> None:
+    experts, _ = single()
+    assert experts.run(*batch(16)).shape == (16, 256)
+
+
+def test_the_result_is_cloned_only_where_asked() -> None:
+    x, w, i = batch(4)
+    for clone in (False, True):
+        experts, _ = single(clone)
+        with torch.inference_mode():
+            first = experts(hidden_states=x, topk_weights=w, topk_ids=i, w1=None, moe_extra_args={})
+            second = experts(hidden_states=x, topk_weights=w, topk_ids=i)
+        assert (first.data_ptr() != second.data_ptr()) is clone
+
+
+def test_construction_inside_inference_mode_gives_ordinary_tensors() -> None:
+    experts, pool = single()
+    with torch.inference_mode():
+        experts(**dict(zip(("hidden_states", "topk_weights", "topk_ids"), batch(2), strict=True)))
+    assert not pool.get(experts.geometry, experts.layer)._output(1).is_inference()
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "code"),
+    [
+        ([[0, 4]], [[1.0, 1.0]], "expert_id"),
+        ([[-1, 2]], [[1.0, 1.0]], "expert_id"),
+        ([[2, 2]], [[1.0, 1.0]], "expert_twice"),
+        ([[0, 3]], [[1.0, float("nan")]], "weights_not_finite"),
+    ],
+)
+def test_routing_is_read_once_at_warm_up(ids: list[list[int]], weights: list[list[float]], code: str) -> None:
+    with pytest.raises(Problem) as caught:
+        check_routing("l", torch.tensor(weights), torch.tensor(ids), 4)
+    assert caught.value.code == code
+
+
+def test_a_call_adds_no_host_sync_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, pool = single()
+    x, w, i = batch(4)
+    experts(hidden_states=x, topk_weights=w, topk_ids=i)
+    done = experts.run(x, w, i)
+    pool.get(experts.geometry, experts.layer).forward = lambda *_a: done  # the kernel's own work is not counted
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("host sync")
+
+    for name in ("item", "__int__", "__bool__", "__float__", "tolist", "cpu", "nonzero"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    assert experts(hidden_states=x, topk_weights=w, topk_ids=i) is done
+
+
+# ---- kernel ----------------------------------------------------------------------------------------------------------
+
+
+def flydsl(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout-like folder whose files are the pinned ones of this test."""
+    files = {"kernels/__init__.py": b"", "kernels/mega_moe/__init__.py": b"class MegaMoE: pass\n"}
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    monkeypatch.setattr(kernel, "pinned_files", lambda: ("c" * 40, {n: [kernel._blob_id(c)] for n, c in files.items()}))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [m for m in sys.modules if m.split(".")[0] == "kernels"]:
+        monkeypatch.delitem(sys.modules, name)
+    return root
+
+
+def test_kernels_load_from_the_given_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = kernel.load_megamoe(flydsl(tmp_path, monkeypatch))
+    assert Path(sys.modules["kernels"].__file__ or "").is_relative_to(tmp_path)
+    assert not kernel.accepts_swiglu_limit(loaded)
+    assert kernel.accepts_swiglu_limit(reference.MegaMoE)
+    for name in ("kernels", "kernels.mega_moe"):
+        del sys.modules[name]
+
+
+def test_another_kernels_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = flydsl(tmp_path, monkeypatch)
+    other = types.ModuleType("kernels")
+    other.__file__ = "/site-packages/kernels/__init__.py"
+    monkeypatch.setitem(sys.modules, "kernels", other)
+    with pytest.raises(Problem, match="/site-packages/kernels") as caught:
+        kernel.load_megamoe(root)
+    assert caught.value.code == "kernels_shadowed"
+
+
+def test_a_kernel_of_another_commit_is_refused_with_both_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = flydsl(tmp_path, monkeypatch)
+    wanted = kernel.pinned_files()[1]["kernels/mega_moe/__init__.py"][0]
+    (root / "kernels/mega_moe/__init__.py").write_text("class MegaMoE: ...\n")
+    with pytest.raises(Problem) as caught:
+        kernel.load_megamoe(root)
+    assert caught.value.code == "flydsl_commit"
+    assert wanted in str(caught.value)
+
+
+def test_a_path_without_kernels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Problem) as caught:
+        kernel.load_megamoe(tmp_path)
+    assert caught.value.code == "flydsl_path"
+
+
+# ---- warm-up ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 49152, 129280])
+def test_warm_up_ids_are_distinct_and_inside_the_vocabulary(vocab: int) -> None:
+    ids = warmup.varied_ids(min(vocab, 8192), vocab)
+    assert len(set(ids)) == len(ids)
+    assert min(ids) >= 0
+    assert max(ids) < vocab
+
+
+def test_every_token_bucket_runs_once_per_geometry() -> None:
+    experts, _ = single()
+    twin = MegaExperts("layers.1", experts.geometry, experts.layer, experts._pool, clone=False)
+    assert warmup.prewarm([experts, twin]) == [1, 2, 4, 8, 16]
+
+
+def test_warm_up_proves_once_and_then_gives_varied_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in factory.SWITCHES:
+        monkeypatch.setenv(name, "1")
+    runtime = make_runtime()
+    experts, _ = single()
+    runtime.layers["layers.0"] = experts
+    monkeypatch.setattr(factory, "_runtime", runtime)
+    runner = SimpleNamespace(config=SimpleNamespace(hf_config=SimpleNamespace(vocab_size=100)))
+    ids = warmup.warmup_token_ids(50, runner=runner)
+    assert len(set(ids)) == 50
+    calls = experts.calls
+    assert calls == 5
+    warmup.warmup_token_ids(50, runner=runner)
+    assert experts.calls == calls
+
+
+def test_a_launch_without_a_reason_against_it_has_none_and_each_switch_has_its_code() -> None:
+    good = SimpleNamespace(enable_dp_attention=True)
+    env = {"ATOM_FLYDSL_KERNELS_PATH": "/x"}
+    assert config_reasons(good, env) == []
+    codes = {
+        r.code
+        for r in config_reasons(
+            SimpleNamespace(enable_tbo=True, eplb_enable=True),
+            {"MORI_SHMEM_MODE": "ISOLATION", "ATOM_USE_TRITON_MOE": "1"},
+        )
+    }
+    assert codes == {"dp_attention", "tbo", "eplb", "mori_shmem_mode", "triton_moe", "flydsl_path"}
