@@ -7,7 +7,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/venv.sh"
 setup_rehearsal() {
     need_packages >&2 || return
     need_engine >&2 || return
-    ensure_venv .venv requirements/test.lock >&2
+    ensure_venv .venv requirements/test.lock >&2 || return
+    # lm-evaluation-harness has an environment of its own (its pins and ours would fight).
+    bash scripts/setup_lm_eval.sh >&2
 }
 
 # The package that brings each command; only what is missing is installed, and it is written down for rehearse-down.

@@ -162,7 +162,7 @@ def _answers(name: str) -> bool:
     )
 
 
-def write_inventory_data(settings: Settings, image: str, folder: Path) -> Path:
+def write_inventory_data(settings: Settings, image: str, baseline: Path, folder: Path) -> Path:
     """cluster.json: what ansible/inventories/rehearsal/hosts.py turns into an inventory."""
     data: dict[str, Any] = {
         "schema_version": 1,
@@ -171,9 +171,10 @@ def write_inventory_data(settings: Settings, image: str, folder: Path) -> Path:
         "key": str(settings.state / "id_ed25519"),
         "known_hosts": str(settings.state / "known_hosts"),
         "image": image,
+        "baseline": str(baseline),
         "report_dir": str(folder / "reports"),
         "engine_env": settings.engine_env(),
-        "dataset": str(settings.dataset or settings.root / "tests/rehearsal/data/easy_sums.jsonl"),
+        "dataset": str(settings.questions),
     }
     path = settings.state / "cluster.json"
     path.write_text(json.dumps(data, indent=2) + "\n")

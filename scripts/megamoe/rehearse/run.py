@@ -12,7 +12,7 @@ from typing import Any
 from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding, Outcome, as_json, outcome_of_problem
-from megamoe.rehearse import checks, cluster, images, model
+from megamoe.rehearse import baseline, checks, cluster, images, model
 from megamoe.rehearse.judge import judge_run
 from megamoe.rehearse.lock import held
 from megamoe.rehearse.narrate import Narrator
@@ -51,7 +51,10 @@ def rehearse(settings: Settings) -> Outcome:
                 phase.note = "made: " + ", ".join(made) if made else "all there already"
             with narrator.phase("push image by digest") as phase:
                 image = phase.note = images.push(settings, tag)
-            cluster.write_inventory_data(settings, image, folder)
+            with narrator.phase("dense answers to compare with") as phase:
+                dense, fresh = baseline.ensure_baseline(settings, tag, image, model_dir, build_log)
+                phase.note = "asked now" if fresh else "kept from an earlier run"
+            cluster.write_inventory_data(settings, image, dense, folder)
             with narrator.phase("roll out with site.yml") as phase:
                 play = run_site(settings, folder, narrator)
                 phase.status = "fail" if play.exit_code else "pass"

@@ -55,6 +55,10 @@ class Settings:
     def gateway_address(self) -> str:
         return str(self.subnet[3])
 
+    @property
+    def questions(self) -> Path:
+        return self.dataset or self.root / "tests/rehearsal/data/easy_sums.jsonl"
+
     def node_names(self) -> list[str]:
         return [f"node{i}" for i in range(1, self.nodes + 1)]
 
