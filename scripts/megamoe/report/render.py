@@ -28,7 +28,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:.5
 .status { font-weight:700; text-transform:uppercase } .pass { color:var(--pass) } .warn,.not_run { color:var(--warn) }
 .fail,.error,.invalid,.inconclusive,.refused { color:var(--bad) } .soft,dt { color:var(--soft) }
 table { border-collapse:collapse; width:100% } td,th { text-align:left; padding:.3rem .6rem .3rem 0; vertical-align:top;
-  border-top:1px solid var(--line) } td.n { white-space:nowrap; text-align:right; padding-right:0 }
+  border-top:1px solid var(--line) } td,th { overflow-wrap:break-word } .status { white-space:nowrap } td.n { white-space:nowrap; text-align:right; padding-right:0 }
 dl { display:grid; grid-template-columns:minmax(8rem, max-content) 1fr; gap:.2rem 1rem; margin:0 } dd { margin:0 }
 li { margin:.6rem 0 } ul { padding-left:1.2rem } code { font-size:.9em }
 svg { width:100%; height:auto; display:block; margin:.8rem 0 } svg text { fill:var(--fg); font:14px system-ui, sans-serif }
@@ -40,7 +40,7 @@ svg { width:100%; height:auto; display:block; margin:.8rem 0 } svg text { fill:v
 {% for s in r.sections %}<section><h2>{{ s.command }}: <span class="status {{ s.status }}">{{ s.status }}</span></h2>
 <p>{{ s.summary }}</p>
 {{ plots[loop.index0] }}
-{% if s.data and s.data.checks %}<table><thead><tr><th>Check</th><th>Status</th><th>Seen</th><th>Seconds</th></tr></thead><tbody>
+{% if s.data and s.data.checks %}<table><thead><tr><th>Check</th><th>Status</th><th>Seen</th><th>s</th></tr></thead><tbody>
 {% for c in s.data.checks %}<tr><td>{{ c.name }}</td><td class="status {{ c.status }}">{{ c.status }}</td><td>{{ c.detail }}</td>
 <td class="n">{{ "%.2f"|format(c.seconds) }}</td></tr>
 {% endfor %}</tbody></table>{% endif %}
