@@ -1,0 +1,1 @@
+"""The `verify-deploy` verb: a running container against its plan, field by field."""
