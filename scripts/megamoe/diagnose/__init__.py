@@ -1,0 +1,1 @@
+"""`megamoe diagnose`: the first cause in one or more logs, and what follows from it."""

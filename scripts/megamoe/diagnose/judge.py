@@ -1,0 +1,301 @@
+"""Events and facts to one class and its first cause. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from megamoe_atom.problem import Exit
+
+from megamoe.diagnose.catalogue import Advice, advice
+from megamoe.diagnose.facts import Clue, fact_clues, number, section
+from megamoe.diagnose.scan import Event, Scan
+from megamoe.envelope import Finding, Outcome
+from megamoe.text_input import display_name
+
+# ROCm/FlyDSL MegaMoE v1 and ATOM's mori op at DeepSeek-V4-Pro, 8192 tokens (flydsl.md 0.5): 6.08 GiB of heap.
+HEAP_NEED_BYTES = int(6.083 * (1 << 30))
+ABSURD_FACTOR = 3  # a single request above this multiple of the whole need is a wrong geometry (field_bugs 34)
+LOCK_REPEATS, LOCK_SECONDS = 5, 300.0
+NEAR_LINES = 200  # a specific fault this close after a generic exception of the same rank belongs to the same stack
+
+_REQUEST = re.compile(r"(?:request\w*|allocat\w*|ask\w*|need\w*|size|for|of)\D{0,16}?([0-9][0-9,_]*(?:\.\d+)?)\s*"
+                      r"(bytes|[KMGT]i?B|[KMGT]|B)?\b", re.I)
+_UNIT = {"": 1, "b": 1, "bytes": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+TOGETHER = ("HANG", "COLLECTIVE_AUTOTUNE", "RANK_DIVERGENCE", "AITER_LOCK", "IOMMU_NOT_PT")  # of all ranks alike
+
+_EXCEPTION_TAIL = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b.*$")
+_CHOICE = re.compile(r"(?:instance|capacity|bucket|mtpr)\S{0,3}[ =:]+(\d+)", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The class, the event it rests on (None: facts only), and words that replace the catalogue's."""
+
+    id: str
+    event: Event | None
+    what: str = ""
+    fix: str = ""
+
+
+def requested_bytes(text: str) -> int | None:
+    """The byte count that an allocation message asks for; None when it names none."""
+    best: int | None = None
+    for found in _REQUEST.finditer(text):
+        unit = (found[2] or "").lower()
+        factor = _UNIT.get(unit, _UNIT.get(unit[:1], 1))
+        try:
+            value = int(float(found[1].replace(",", "").replace("_", "")) * factor)
+        except (ValueError, OverflowError):
+            continue
+        if found[1].startswith("0x") or value < 1024:
+            continue
+        best = value if best is None else max(best, value)
+    return best
+
+
+def _comparable(events: list[Event]) -> bool:
+    return bool(events) and all(e.time is not None for e in events) and len({e.clock for e in events}) == 1
+
+
+def in_order(events: list[Event]) -> list[Event]:
+    """By time when all events of several files carry the same kind of stamp, else in the order given.
+
+    Within one file time decides too, so that ranks whose output is interleaved late do not change places.
+    """
+    if _comparable(events):
+        return sorted(events, key=lambda e: (e.time or 0.0, e.order))
+    return sorted(events, key=lambda e: e.order)
+
+
+class Judge:
+    def __init__(self, scan: Scan, facts: dict[str, Any]) -> None:
+        self.scan, self.facts = scan, facts
+        self.events = in_order(scan.events)
+        self.place = {id(e): i for i, e in enumerate(self.events)}
+        self.ready = [e for e in self.events if e.rule and e.rule.id == "READY"]
+
+    def before(self, a: Event, b: Event) -> bool:
+        return self.place[id(a)] < self.place[id(b)]
+
+    def of(self, name: str) -> list[Event]:
+        return [e for e in self.events if e.rule and e.rule.id == name]
+
+    def kind(self, kind: str) -> list[Event]:
+        return [e for e in self.events if e.rule and e.rule.kind == kind]
+
+    # -- causes -------------------------------------------------------------------------------------------------
+    def recovered(self, event: Event) -> bool:
+        """True when the engine went on: ready after it, and no process was reported dead in between or later."""
+        later_ready = any(self.before(event, r) for r in self.ready) or (
+            (last := self.scan.last.get("READY")) is not None and last.file == event.file and last.line > event.line)
+        died = any(self.before(event, v) for v in self.kind("victim"))
+        return later_ready and not died
+
+    def causes(self) -> list[Event]:
+        out = [e for e in self.events if e.rule and e.rule.kind == "cause" and
+               not (e.rule.recovers and self.recovered(e))]
+        return out + [e for e in self.events if e.rule is None and not self.recovered(e)]
+
+    def first_cause(self) -> Verdict | None:
+        causes = in_order(self.causes())
+        if not causes:
+            return None
+        first = causes[0]
+        if first.rule is None:
+            near = [c for c in causes if c.rule and c.rank == first.rank and c.file == first.file and
+                    0 < c.line - first.line <= NEAR_LINES]
+            if near:
+                return self.refined(near[0])
+            others = [v for v in self.kind("victim") if self.before(first, v) and v.rank != first.rank]
+            return Verdict("RANK_DIED_FIRST" if others else "UNCAUGHT_EXCEPTION", first)
+        return self.refined(first)
+
+    def refined(self, event: Event) -> Verdict:
+        assert event.rule is not None
+        handler = getattr(self, f"_{event.rule.context}", None) if event.rule.context else None
+        verdict: Verdict = handler(event) if handler else Verdict(event.rule.id, event)
+        return verdict
+
+    def _heap_mode(self, event: Event) -> Verdict:
+        mode = section(self.facts, "env").get("MORI_SHMEM_MODE")
+        what = advice()["HEAP_NOT_INITIALISED"].what
+        if isinstance(mode, str) and mode.upper() not in ("", "STATIC_HEAP"):
+            what += f"; MORI_SHMEM_MODE is {mode[:40]!r} here"
+        elif "env" in self.facts:
+            what += "; MORI_SHMEM_MODE is not what explains it here, so the shmem initialisation was skipped"
+        return Verdict("HEAP_NOT_INITIALISED", event, what)
+
+    def _heap_request(self, event: Event) -> Verdict:
+        group = [e for e in [*self.of("HEAP_TOO_SMALL"), *self.of("GEOMETRY_ERROR")] if e.file == event.file]
+        sizes = [(s, e) for e in group if (s := requested_bytes(e.text)) is not None]
+        asked, where = max(sizes, key=lambda p: p[0]) if sizes else (None, event)
+        plan = section(self.facts, "plan")
+        experts, ranks, local = (number(plan.get(k)) for k in ("experts", "ranks", "local_experts"))
+        reasons = []
+        if experts and ranks and local and local * ranks != experts:
+            reasons.append(f"the plan has {experts:g} experts on {ranks:g} ranks ({experts / ranks:g} per rank), "
+                           f"but {local:g} per rank were used")
+        if asked is not None and asked > ABSURD_FACTOR * HEAP_NEED_BYTES:
+            reasons.append(f"{asked} bytes ({asked / (1 << 30):.1f} GiB) were asked for; the largest validated "
+                           f"geometry needs {HEAP_NEED_BYTES / (1 << 30):.1f} GiB in all")
+        if reasons:
+            return Verdict("GEOMETRY_ERROR", where, "a buffer of absurd size: " + "; ".join(reasons))
+        heap = section(self.facts, "env").get("MORI_SHMEM_HEAP_SIZE")
+        what = advice()["HEAP_TOO_SMALL"].what
+        if asked is not None:
+            what += f": {asked} bytes ({asked / (1 << 30):.2f} GiB) were asked for"
+        if "env" in self.facts:
+            what += f"; MORI_SHMEM_HEAP_SIZE is {str(heap)[:40] if heap is not None else 'not set'}"
+        return Verdict("HEAP_TOO_SMALL", event, what)
+
+    def _out_of_resources(self, event: Event) -> Verdict:
+        if any(self.before(e, event) for e in self.of("LOADING") + self.of("WARMUP") + self.ready):
+            return self._oom(event)
+        return Verdict("DEVICE_PERMISSION", event,
+                       "the HSA runtime reports OUT_OF_RESOURCES before any model load: the device node was refused")
+
+    def _oom(self, event: Event) -> Verdict:
+        after = any(self.before(r, event) for r in self.ready)
+        return Verdict("OOM_AFTER_READY" if after else "OOM_AT_LOAD", event)
+
+    def _illegal_access(self, event: Event) -> Verdict:
+        warm = any(self.before(w, event) for w in self.of("WARMUP"))
+        ready = any(self.before(r, event) for r in self.ready)
+        return Verdict("WARMUP_DEGENERATE_ROUTING" if warm and not ready else "ILLEGAL_ACCESS", event)
+
+    def _port(self, event: Event) -> Verdict:
+        holder = []
+        for key, value in self.facts.items():
+            if key.startswith("port_") and isinstance(value, dict):
+                parts = [f"{k} {value[k]}" for k in ("pid", "container", "started") if value.get(k) is not None]
+                if parts:
+                    holder.append(f"port {key[5:][:8]} is held by " + ", ".join(parts)[:200])
+        what = advice()["PORT_IN_USE"].what + ("; " + "; ".join(holder[:4]) if holder else "")
+        return Verdict("PORT_IN_USE", event, what)
+
+    # -- no exception -------------------------------------------------------------------------------------------
+    def without_cause(self) -> Verdict | None:
+        locks = self.of("AITER_LOCK")
+        last = self.scan.last.get("AITER_LOCK")
+        if locks and last is not None:
+            moved = any(self.before(locks[-1], r) for r in self.ready) and self.scan.last["READY"].line > last.line
+            times = [e.time for e in (locks[0], last) if e.time is not None]
+            lasted = times[1] - times[0] if len(times) == 2 else 0.0
+            if not moved and (self.scan.counts["AITER_LOCK"] >= LOCK_REPEATS or lasted > LOCK_SECONDS):
+                return Verdict("AITER_LOCK", locks[0])
+        victims = self.kind("victim")
+        if victims:
+            first = victims[0]
+            assert first.rule is not None
+            if first.rule.id == "HANG":
+                if self.of("IOMMU_NOT_PT"):
+                    return Verdict("IOMMU_NOT_PT", self.of("IOMMU_NOT_PT")[0])
+                if self.of("STACK_IN_COLLECTIVE"):
+                    return Verdict("COLLECTIVE_AUTOTUNE", self.of("STACK_IN_COLLECTIVE")[0])
+                choices = {e.rank: (m[1], e) for e in self.of("RANK_CHOICE")
+                           if self.before(e, first) and (m := _CHOICE.search(e.text)) and e.rank is not None}
+                if len({c for c, _ in choices.values()}) > 1:
+                    shown = ", ".join(f"rank {r}: {c}" for r, (c, _) in sorted(choices.items())[:8])
+                    return Verdict("RANK_DIVERGENCE", min((e for _, e in choices.values()), key=lambda e: e.order),
+                                   f"{advice()['RANK_DIVERGENCE'].what}: {shown}")
+            return Verdict(first.rule.id, first)
+        failing = self.of("REQUESTS_FAILING")
+        if failing:
+            ok = sum(1 for e in self.ready if "completions" in e.text)
+            last_ok = self.scan.last.get("READY")
+            still = last_ok is None or "completions" not in last_ok.text or last_ok.line < self.scan.last[
+                "REQUESTS_FAILING"].line
+            if still and (self.scan.counts["REQUESTS_FAILING"] > 1 or not ok):
+                return Verdict("REQUESTS_FAILING", failing[0])
+        return None
+
+    def risk(self) -> Verdict | None:
+        risks = self.kind("risk")
+        return Verdict(risks[0].rule.id, risks[0]) if risks and risks[0].rule else None
+
+    def clue(self) -> Clue | None:
+        clues = fact_clues(self.facts, self.scan)
+        return clues[0] if clues else None
+
+    def verdict(self) -> Verdict | None:
+        found = self.first_cause() or self.without_cause()
+        if found is None and (clue := self.clue()) is not None:
+            return Verdict(clue.id, None, clue.what)
+        return found or self.risk()
+
+
+def _finding(verdict: Verdict, text: Advice) -> Finding:
+    event = verdict.event
+    what = verdict.what or text.what
+    if verdict.id in ("RANK_DIED_FIRST", "UNCAUGHT_EXCEPTION") and event is not None:
+        shown = _EXCEPTION_TAIL.search(event.text)
+        what += f": {shown[0][:200]}" if shown else ""
+    if event is not None and event.rank is not None and verdict.id not in TOGETHER:
+        what = f"rank {event.rank}: {what}"
+    return Finding(verdict.id, "error", what, text.why, verdict.fix or text.fix,
+                   file=display_name(event.file) if event else None, line=event.line if event else None,
+                   quote=event.text[:400] if event else None)
+
+
+def judge(scan: Scan, facts: dict[str, Any]) -> Outcome:
+    """One class for the logs and facts given."""
+    work = Judge(scan, facts)
+    verdict = work.verdict()
+    data: dict[str, Any] = {"class": verdict.id if verdict else "NONE", "files": [display_name(f) for f in scan.files],
+                            "lines": scan.lines, "bytes": scan.bytes, "first_cause": None, "victims": []}
+    if verdict is None:
+        return _nothing(work, data)
+    finding = _finding(verdict, advice()[verdict.id])
+    findings, text = [finding], ""
+    event = verdict.event
+    if event is not None:
+        data["first_cause"] = {"file": display_name(event.file), "line": event.line, "quote": event.text[:400],
+                               "rank": event.rank, "time": event.time}
+        victims = [v for v in work.kind("victim") if v is not event and work.before(event, v)]
+        per_rank: dict[int | None, Event] = {}
+        for victim in victims:
+            per_rank.setdefault(victim.rank, victim)
+        data["victims"] = [{"file": display_name(v.file), "line": v.line, "rank": r} for r, v in per_rank.items()]
+        ranks = sorted(r for r in per_rank if r is not None and r != event.rank)
+        several = len(ranks) > 1
+        if verdict.id in TOGETHER:
+            text = f"{len(per_rank)} more report{'s' if len(per_rank) > 1 else ''} of the same wait." if victims else ""
+        elif ranks and event.rank is not None:
+            text = (f"Rank {event.rank} failed first; rank{'s' if several else ''} {', '.join(map(str, ranks))} "
+                    f"{'are victims' if several else 'is a victim'}: what {'they' if several else 'it'} logged later "
+                    "is a consequence, not a cause.")
+        elif victims:
+            text = f"{len(victims)} later line{'s are consequences' if len(victims) > 1 else ' is a consequence'} " \
+                   "(victims), not causes."
+        if text:
+            data["note"] = text
+    where = f" at {display_name(event.file)}:{event.line}" if event else " (from facts)"
+    return Outcome("fail", Exit.CHECK_FAILED, f"{verdict.id}{where}: {finding.what}", findings, data, text)
+
+
+def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
+    if not work.scan.lines and not work.facts:
+        return Outcome("invalid", Exit.NO_EVIDENCE, "the log is empty: nothing can be said", [
+            Finding("LOG_EMPTY", "error", "no line in any of the logs", "an empty log is no evidence of health",
+                    "give the engine's own log, for example `docker logs NAME >engine.log 2>&1`")], data)
+    findings = []
+    for event in work.kind("warn"):
+        assert event.rule is not None
+        if event.rule.id not in {f.code for f in findings}:
+            findings.append(Finding(event.rule.id, "warn", event.rule.what, event.rule.why, event.rule.fix,
+                                    file=display_name(event.file), line=event.line, quote=event.text[:400]))
+    for event in work.events:
+        if event.rule is None and work.recovered(event) and "EXCEPTION_SURVIVED" not in {f.code for f in findings}:
+            findings.append(Finding("EXCEPTION_SURVIVED", "warn", "an exception that the server got over",
+                                    "it went on to serve, so this is not what stops it", "read the stack above it",
+                                    file=display_name(event.file), line=event.line, quote=event.text[:400]))
+    if not work.ready:
+        findings.append(Finding("READY_NOT_SEEN", "info", "no line says that the server became ready",
+                                "the log may be cut, or the start is not over", "wait, or give the whole log"))
+    status = "warn" if any(f.severity == "warn" for f in findings) else "pass"
+    return Outcome(status, Exit.PASS, f"no fault found in {work.scan.lines} lines"  # type: ignore[arg-type]
+                   + (f"; {len(findings)} thing(s) to know" if findings else ""), findings, data)
+
+

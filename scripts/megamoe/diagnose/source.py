@@ -1,0 +1,86 @@
+"""Log files as a stream of chunks of whole lines: plain, gzip or xz, in constant memory."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+from megamoe_atom.problem import Exit, Problem
+
+from megamoe.text_input import display_name
+
+CHUNK = 1 << 20
+LINE_MAX = 1 << 20  # a longer "line" is binary; it is cut, so that memory stays constant
+
+
+def _open(path: str) -> IO[bytes]:
+    """Opens one log.
+
+    Raises:
+        Problem: missing or unreadable (exit 3), not a regular file (exit 2).
+    """
+    name = display_name(path)
+    if path == "-":
+        return sys.stdin.buffer
+    if not path or "\0" in path:
+        raise Problem("input_name", what=f"{name!r} is not a file name", why="no file can have that name",
+                      fix="give the path of a log")
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Problem("input_unreadable", what=f"{name}: {os.strerror(error.errno or 0)}",
+                      why="a log that cannot be read cannot be judged", fix="check the path and its permissions",
+                      exit_code=Exit.UNREACHABLE) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Problem("input_not_a_file", what=f"{name}: not a regular file", why="reading it could never end",
+                      fix="give log files, or - for standard input")
+    return os.fdopen(handle, "rb")
+
+
+def chunks(path: str) -> Iterator[bytes]:
+    """Pieces of about 1 MiB that end at a line end (except the last).
+
+    Raises:
+        Problem: as _open; damaged gzip or xz data before any text came out (exit 2).
+    """
+    with _open(path) as raw:
+        magic = raw.read(6)
+        if magic.startswith(b"\x1f\x8b") or magic == b"\xfd7zXZ\0":
+            if not raw.seekable():
+                raise Problem("input_compressed_stream", what="compressed data on standard input",
+                              why="it must be read twice", fix="give the file, or pipe through zcat or xzcat")
+            raw.seek(0)
+            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if magic[:2] == b"\x1f\x8b" else (
+                lzma.LZMAFile(raw))  # noqa: SIM115 - closing `raw` closes it
+            rest = b""
+        else:
+            stream, rest = raw, magic
+        some = False
+        while True:
+            try:
+                block = stream.read(CHUNK)
+            except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+                if some or rest:  # a cut archive still shows what it holds
+                    break
+                raise Problem("input_damaged", what=f"{display_name(path)}: {error}", why="nothing could be unpacked",
+                              fix="copy the file again") from None
+            if not block:
+                break
+            some = True
+            cut = block.rfind(b"\n") + 1
+            if not cut:
+                rest += block
+                if len(rest) > LINE_MAX:
+                    yield rest
+                    rest = b""
+                continue
+            yield rest + block[:cut]
+            rest = block[cut:]
+        if rest:
+            yield rest
