@@ -1,0 +1,66 @@
+"""`megamoe verify-model DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from megamoe_atom.problem import Exit, Problem
+
+from megamoe.envelope import Outcome, outcome_from, run_verb
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def verify_model(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="model directory")],
+    mount: Annotated[list[str] | None, typer.Option("--mount", metavar="HOST:CONTAINER",
+                                                    help="what the container sees; repeatable")] = None,
+    profile: Annotated[str, typer.Option("--profile", help="check dimensions and experts against this profile")] = "",
+    manifest: Annotated[str, typer.Option("--manifest", help="sha256sum file; reads all data")] = "",
+    resume: Annotated[str, typer.Option("--resume", help="file that remembers finished checksums")] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
+) -> None:
+    """Check a model directory: index, shards, headers, links, leftovers, configuration. Tensor data is not read."""
+    run_verb("verify-model", lambda: _outcome(directory, mount or [], profile, manifest, resume),
+             json_output=json_output)
+
+
+def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, resume: str) -> Outcome:
+    from megamoe.deploy.profiles import load_profile
+    from megamoe.verify_model import checks
+
+    root = Path(directory)
+    try:
+        if "\0" in directory or not root.is_dir():
+            raise Problem("model_dir", what=f"{directory!r} is not a directory", why="there is nothing to check",
+                          fix="give the directory that holds config.json", exit_code=Exit.REFUSED)
+        hosts = []
+        for item in mounts:
+            host, _, container = item.partition(":")
+            if not host.startswith("/") or not container.startswith("/"):
+                raise Problem("mount_form", what=f"--mount {item!r} is not HOST:CONTAINER with absolute paths",
+                              why="links are resolved against the host side", fix="write --mount /models:/models")
+            hosts.append(Path(host))
+        wanted = load_profile(profile) if profile else None
+        findings = checks.links(root, hosts)
+        shard_findings, tensors, total = checks.shards(root)
+        findings += shard_findings + checks.leftovers(root) + checks.config(root, wanted) + checks.tokenizer(root)
+        if wanted is not None:
+            findings += checks.revision(root, wanted)
+            if wanted.weights == "mxfp4" and tensors:
+                findings += checks.experts(tensors, wanted)
+        if manifest:
+            findings += checks.manifest(root, Path(manifest), Path(resume) if resume else None)
+    except OSError as error:
+        raise Problem("model_unreadable", what=f"{error.filename or directory}: {error.strerror}",
+                      why="what cannot be read cannot be checked", fix="check permissions and the file system",
+                      exit_code=Exit.UNREACHABLE) from None
+    errors = sum(f.severity == "error" for f in findings)
+    return outcome_from(findings, summary_ok=f"{root}: complete, {len(tensors)} tensors, {total} bytes of shards",
+                        summary_bad=f"{root}: {errors} reason(s) not to load this model", bad_status="refused",
+                        bad_exit=Exit.REFUSED, data={"directory": str(root), "tensors": len(tensors),
+                                                     "shard_bytes": total, "profile": profile or None,
+                                                     "data_read": bool(manifest)})
