@@ -113,6 +113,11 @@ def check_scales(scale: torch.Tensor, name: str) -> None:
 # ---- moving bytes ------------------------------------------------------------------------------------------------
 
 
+def _last(t: torch.Tensor, n: int) -> torch.Tensor:
+    """[..., m*n] -> [..., m, n]."""
+    return t.view(*t.shape[:-1], t.shape[-1] // n, n)
+
+
 def _words(t: torch.Tensor) -> torch.Tensor:
     """View [..., n*16] uint8 as [..., n, w]: w elements of the widest dtype that together hold 16 bytes.
 
@@ -122,15 +127,15 @@ def _words(t: torch.Tensor) -> torch.Tensor:
     address = t.data_ptr()
     for dtype, size in ((torch.complex128, 16), (torch.int64, 8)):
         if address % size == 0 and t.storage_offset() % size == 0:
-            return t.view(dtype).unflatten(-1, (-1, WORD_BYTES // size))
-    return t.unflatten(-1, (-1, WORD_BYTES))
+            return _last(t.view(dtype), WORD_BYTES // size)
+    return _last(t, WORD_BYTES)
 
 
 def _same_words(src: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both as words of one dtype (the narrower of the two alignments)."""
     a, b = _words(src), _words(out)
     if a.dtype != b.dtype:
-        return src.unflatten(-1, (-1, WORD_BYTES)), out.unflatten(-1, (-1, WORD_BYTES))
+        return _last(src, WORD_BYTES), _last(out, WORD_BYTES)
     return a, b
 
 

@@ -31,6 +31,11 @@ def _check_columns(t: torch.Tensor, name: str) -> None:
         )
 
 
+def _blocks(t: torch.Tensor) -> torch.Tensor:
+    """[..., K] -> [..., K/32, 32], a view where the strides allow it."""
+    return t.reshape(*t.shape[:-1], t.shape[-1] // BLOCK, BLOCK)
+
+
 def e8m0_value(code: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """2**(code - 127), any shape; uint8 codes 0..254 (255 is NaN and gives NaN)."""
     value = torch.exp2(code.to(torch.float64) - 127.0)
@@ -81,7 +86,7 @@ def dequantize_mxfp4(
 ) -> torch.Tensor:
     """[..., K/2] bytes and [..., K/32] scales to [..., K] values (exact in float32 for scales 3..251)."""
     values = decode_fp4(packed, dtype)
-    return (values.unflatten(-1, (-1, BLOCK)) * e8m0_value(scale_e8m0, dtype).unsqueeze(-1)).flatten(-2)
+    return (_blocks(values) * e8m0_value(scale_e8m0, dtype).unsqueeze(-1)).flatten(-2)
 
 
 def quantize_mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +101,7 @@ def quantize_mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         packed uint8 [..., K/2] (low nibble first), e8m0 uint8 [..., K/32].
     """
     _check_columns(weights, "weights")
-    blocks = weights.float().unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(weights.float())
     if not bool(torch.isfinite(blocks).all()):
         raise Problem(
             "not_finite",
@@ -106,20 +111,24 @@ def quantize_mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             fix="check the source checkpoint",
         )
     high = _ceil_exponent(blocks.abs().amax(-1), "fp4").clamp(1, 254)
-    best_codes = best_error = best_scale = None
+    best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     for exponent in (high, (high - 1).clamp(min=1)):
         scale = _exact_scale(exponent).unsqueeze(-1)
         codes = encode_fp4(blocks / scale)
         table = torch.tensor(FP4_VALUES, device=codes.device)
         value = table[(codes & 7).int()] * torch.where(codes >= 8, -1.0, 1.0)
         error = (value * scale - blocks).square().sum(-1)
-        if best_error is None:
-            best_codes, best_error, best_scale = codes, error, exponent
+        if best is None:
+            best = codes, error, exponent
         else:
-            better = error < best_error
-            best_codes = torch.where(better.unsqueeze(-1), codes, best_codes)
-            best_scale = torch.where(better, exponent, best_scale)
-    return pack_fp4(best_codes.flatten(-2)), best_scale.to(torch.uint8)
+            better = error < best[1]
+            best = (
+                torch.where(better.unsqueeze(-1), codes, best[0]),
+                torch.minimum(error, best[1]),
+                torch.where(better, exponent, best[2]),
+            )
+    assert best is not None
+    return pack_fp4(best[0].flatten(-2)), best[2].to(torch.uint8)
 
 
 # ---- activations -------------------------------------------------------------------------------------------------
@@ -143,7 +152,7 @@ def quantize_activation(x: torch.Tensor, form: str = "fp8") -> tuple[torch.Tenso
         payload: float8_e4m3fn [..., K], or packed uint8 [..., K/2]; scales uint8 [..., K/32].
     """
     _check_columns(x, "x")
-    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(x.float())
     exponent = _ceil_exponent(blocks.abs().amax(-1), form)
     if form == "fp8":
         scaled = blocks * _exact_scale(254 - exponent).unsqueeze(-1)
@@ -161,7 +170,7 @@ def quantize_a2(a: torch.Tensor, form: str = "fp8") -> tuple[torch.Tensor, torch
         payload as in quantize_activation, scales uint8 [..., I/32].
     """
     _check_columns(a, "a2")
-    blocks = a.unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(a)
     bits = blocks.abs().amax(-1).view(torch.int32)
     exponent = (((bits + _A2_ROUND) >> 23) - _A2_HEADROOM[form]).clamp(min=0)
     scaled = blocks * _exact_scale(254 - exponent).unsqueeze(-1)
@@ -175,4 +184,4 @@ def dequantize(payload: torch.Tensor, scale_e8m0: torch.Tensor, dtype: torch.dty
     if payload.dtype == torch.uint8:
         return dequantize_mxfp4(payload, scale_e8m0, dtype)
     scale = e8m0_value(scale_e8m0, dtype).unsqueeze(-1)
-    return (payload.to(torch.float32).to(dtype).unflatten(-1, (-1, BLOCK)) * scale).flatten(-2)
+    return (_blocks(payload.to(torch.float32).to(dtype)) * scale).flatten(-2)

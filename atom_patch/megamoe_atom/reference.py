@@ -102,7 +102,7 @@ class ReferenceGroup:
         """One forward of all ranks.
 
         Args:
-            inputs: per rank (x bf16 [n_r, H], topk_ids [n_r, K] integer, topk_weights float32 [n_r, K]). Mind the order:
+            inputs: per rank (x bf16 [n_r, H], topk_ids integer [n_r, K], weights float32 [n_r, K]). The order differs:
                 a kernel's own forward takes the weights before the ids, as FlyDSL's does.
         Returns:
             per rank bf16 [n_r, H], views of each rank's output buffer as on the GPU: the next forward overwrites them.
@@ -158,7 +158,7 @@ class MegaMoE:
 
     Args as upstream: rank, world_size, model_dim (H), inter_dim (I), experts (E, global), topk (K), quant ("a8w4" or
         "a4w4"), w1, w1_scale, w2, w2_scale (this rank's E/W experts, shuffled, uint8, any shape of the right size; 1-D
-        as the adapter passes them), max_tok_per_rank. The tile arguments choose no numbers and are accepted as they are.
+        as the adapter passes them), max_tok_per_rank. The tile arguments choose no numbers and are accepted.
     Args of ours: group (all ranks in this process; not needed for world_size 1), swiglu_limit (0 or None: none, as v1;
         L > 0: g = min(g, L), u = clamp(u, -L, L) before SiLU, as V2 and the edited kernel), accumulate (torch.float64:
         bit-equal to the kernels as executed; torch.float32: faster), prepare (dequantise the given weights at once).
@@ -332,7 +332,7 @@ class MegaMoE:
         """Unshuffles and dequantises the bound layer once; later forwards with the same bound tensors use the result.
 
         Memory: epr * 3 * H * I numbers of the accumulation dtype per prepared layer. Writing to a bound tensor in place
-        (its torch version counter) makes the preparation stale, and it is made again; writes through `.data` are not seen.
+        (its torch version counter) makes it stale, and it is made again; writes through `.data` are not seen.
         """
         key = self._key()
         if key not in self._prepared:
@@ -380,7 +380,7 @@ class MegaMoE:
 
     def _activation(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[..., 2I] accumulated in the accumulation dtype -> a2 values [..., I] after its quantisation, same dtype."""
-        gate, up = gate_up.to(torch.float32).split(self.inter_dim, dim=-1)
+        gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
         if self.swiglu_limit > 0:
             gate, up = gate.clamp(max=self.swiglu_limit), up.clamp(-self.swiglu_limit, self.swiglu_limit)
         power = gate * _NEG_LOG2_E
@@ -399,7 +399,7 @@ class MegaMoE:
         ready = self._prepared.get(self._key())
         if ready is not None and self.world_size == 1 and self.experts <= 2 * self.topk:
             # Nearly every expert is used: three large products beat a loop of small ones by far.
-            hidden = (x @ ready.w13.flatten(0, 1).T).unflatten(-1, (self.epr, -1))
+            hidden = (x @ ready.w13.flatten(0, 1).T).view(x.shape[0], self.epr, -1)
             y = torch.bmm(self._activation(hidden).transpose(0, 1), ready.w2.transpose(1, 2)).transpose(0, 1)
             chosen = y.gather(1, ids.unsqueeze(-1).expand(-1, -1, self.model_dim))
             picked.copy_((chosen.float() * weights.unsqueeze(-1)).to(torch.bfloat16))

@@ -19,11 +19,24 @@ ADAPTER_NAMES = ("MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT", "MEGAMOE_SELFTEST", "MEGAMOE_
 # Read by the command line, the image and the rehearsal in the same containers; a name beyond these is a typing mistake.
 _OTHER_NAMES = frozenset(
     {
-        "MEGAMOE_API_KEY", "MEGAMOE_AUTHORIZED_KEY", "MEGAMOE_DEBIAN_MIRROR", "MEGAMOE_DEBUG", "MEGAMOE_ENGINE_MODULE",
-        "MEGAMOE_EVENTS", "MEGAMOE_LM_EVAL_VENV", "MEGAMOE_PORT", "MEGAMOE_REGISTRY", "MEGAMOE_STACK_LOCK", "MEGAMOE_STATE",
-        "MEGAMOE_ATOM_DIR", "MEGAMOE_ATOM_MAIN_DIR", "MEGAMOE_ATOM_RC", "MEGAMOE_FLYDSL_DIR", "MEGAMOE_GIT_BASE",
+        "MEGAMOE_API_KEY",
+        "MEGAMOE_AUTHORIZED_KEY",
+        "MEGAMOE_DEBIAN_MIRROR",
+        "MEGAMOE_DEBUG",
+        "MEGAMOE_ENGINE_MODULE",
+        "MEGAMOE_EVENTS",
+        "MEGAMOE_LM_EVAL_VENV",
+        "MEGAMOE_PORT",
+        "MEGAMOE_REGISTRY",
+        "MEGAMOE_STACK_LOCK",
+        "MEGAMOE_STATE",
+        "MEGAMOE_ATOM_DIR",
+        "MEGAMOE_ATOM_MAIN_DIR",
+        "MEGAMOE_ATOM_RC",
+        "MEGAMOE_FLYDSL_DIR",
+        "MEGAMOE_GIT_BASE",
     }
-)  # fmt: skip
+)
 _OTHER_PREFIXES = ("MEGAMOE_REHEARSAL_", "MEGAMOE_NODE_", "MEGAMOE_GID_")
 _TRUE, _FALSE = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
 _HEAP_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -67,9 +80,13 @@ def _switch(env: Mapping[str, str], name: str, default: bool, reasons: list[Reas
     if value in _FALSE:
         return False
     reasons.append(
-        Reason("env_switch", f"{name}={env[name]!r}", "it is a switch, and a value that is read either way by two programs "
-               "turns on half of a feature", f"set {name} to 1 or 0 (on and off are accepted too)")
-    )  # fmt: skip
+        Reason(
+            "env_switch",
+            f"{name}={env[name]!r}",
+            "it is a switch, and a value that is read either way by two programs turns on half of a feature",
+            f"set {name} to 1 or 0 (on and off are accepted too)",
+        )
+    )
     return default
 
 
@@ -81,9 +98,13 @@ def parse_heap_size(text: str, name: str = "MORI_SHMEM_HEAP_SIZE") -> int:
     """
     found = re.fullmatch(r"\s*(\d+)([KkMmGg]?)(?:[Bb]|i[Bb])?\s*", text)
     if found is None or (not found[2] and text.strip()[-1:] in "Bb"):
-        raise Problem("heap_size", exit_code=Exit.REFUSED, what=f"{name}={text!r} is not a size",
-                      why="mori reads leading digits and one of K, M, G (binary); it drops or rejects anything else",
-                      fix=f"set {name} to whole units, for example 6G")  # fmt: skip
+        raise Problem(
+            "heap_size",
+            exit_code=Exit.REFUSED,
+            what=f"{name}={text!r} is not a size",
+            why="mori reads leading digits and one of K, M, G (binary); it drops or rejects anything else",
+            fix=f"set {name} to whole units, for example 6G",
+        )
     return int(found[1]) * _HEAP_UNITS[found[2].upper()]
 
 
@@ -95,9 +116,14 @@ def unknown_names(env: Mapping[str, str]) -> list[Reason]:
         if not name.startswith(PREFIX) or name in known or name.startswith(_OTHER_PREFIXES):
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        reasons.append(Reason("env_unknown", f"{name} is set, and nothing reads it",
-                              "a mistyped setting would be ignored, and its default would run in its place",
-                              f"did you mean {near}? Otherwise unset {name}"))  # fmt: skip
+        reasons.append(
+            Reason(
+                "env_unknown",
+                f"{name} is set, and nothing reads it",
+                "a mistyped setting would be ignored, and its default would run in its place",
+                f"did you mean {near}? Otherwise unset {name}",
+            )
+        )
     return reasons
 
 
@@ -124,9 +150,14 @@ def parse(env: Mapping[str, str] | None = None) -> Settings:
         if env["ATOM_MEGA_MTPR"].strip().isascii() and env["ATOM_MEGA_MTPR"].strip().isdigit():
             mtpr = int(env["ATOM_MEGA_MTPR"])
         else:
-            reasons.append(Reason("env_number", f"ATOM_MEGA_MTPR={env['ATOM_MEGA_MTPR']!r} is not a whole number",
-                                  "it is the number of tokens per rank that the buffers are sized for",
-                                  "set ATOM_MEGA_MTPR=8192, or unset it"))  # fmt: skip
+            reasons.append(
+                Reason(
+                    "env_number",
+                    f"ATOM_MEGA_MTPR={env['ATOM_MEGA_MTPR']!r} is not a whole number",
+                    "it is the number of tokens per rank that the buffers are sized for",
+                    "set ATOM_MEGA_MTPR=8192, or unset it",
+                )
+            )
     path = env.get("ATOM_FLYDSL_KERNELS_PATH", "").strip()
     status = env.get("MEGAMOE_STATUS_DIR", "").strip()
     settings = Settings(

@@ -71,8 +71,14 @@ def file_of(directory: Path, rank: int) -> Path:
 class StatusWriter:
     """Writes one rank's file. `forward()` may be called for every layer of every step."""
 
-    def __init__(self, directory: Path, status: RankStatus, *, interval_s: float = 5.0,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        status: RankStatus,
+        *,
+        interval_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Creates the directory and the first file, so that a launch that cannot leave evidence fails at start-up.
 
         Raises:
@@ -87,10 +93,13 @@ class StatusWriter:
             directory.mkdir(parents=True, exist_ok=True)
             self._replace()
         except OSError as error:
-            raise Problem("status_dir", exit_code=Exit.PRECONDITION,
-                          what=f"MEGAMOE_STATUS_DIR={directory} cannot be written: {error.strerror or error}",
-                          why="without its evidence no gate will call the fused path active",
-                          fix="mount a writable directory there, or set MEGAMOE_STATUS_DIR") from error
+            raise Problem(
+                "status_dir",
+                exit_code=Exit.PRECONDITION,
+                what=f"MEGAMOE_STATUS_DIR={directory} cannot be written: {error.strerror or error}",
+                why="without its evidence no gate will call the fused path active",
+                fix="mount a writable directory there, or set MEGAMOE_STATUS_DIR",
+            ) from error
         self._next = clock() + interval_s
 
     def forward(self, layer: str, launches: int = 1) -> None:
@@ -123,16 +132,35 @@ class StatusWriter:
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    "rank": int, "ep_size": int, "geometry": dict, "mtpr": int, "layers_converted": list, "kernel_instances": int,
-    "launches": int, "launches_per_layer": dict, "heap_asked_bytes": int, "heap_used_bytes": int, "selftest_state": str,
-    "selftest": dict, "versions": dict, "edits_hash": str, "pid": int, "started_at": (int, float),
-    "updated_at": (int, float), "schema_version": int,
-}  # fmt: skip
+    "rank": int,
+    "ep_size": int,
+    "geometry": dict,
+    "mtpr": int,
+    "layers_converted": list,
+    "kernel_instances": int,
+    "launches": int,
+    "launches_per_layer": dict,
+    "heap_asked_bytes": int,
+    "heap_used_bytes": int,
+    "selftest_state": str,
+    "selftest": dict,
+    "versions": dict,
+    "edits_hash": str,
+    "pid": int,
+    "started_at": (int, float),
+    "updated_at": (int, float),
+    "schema_version": int,
+}
 
 
 def _bad(path: Path, what: str, why: str) -> Problem:
-    return Problem("status_file", exit_code=Exit.NO_EVIDENCE, what=f"{path}: {what}", why=why,
-                   fix="look at that rank's log; remove the file when it belongs to no running rank")  # fmt: skip
+    return Problem(
+        "status_file",
+        exit_code=Exit.NO_EVIDENCE,
+        what=f"{path}: {what}",
+        why=why,
+        fix="look at that rank's log; remove the file when it belongs to no running rank",
+    )
 
 
 def read_status(path: Path) -> RankStatus:
@@ -148,13 +176,19 @@ def read_status(path: Path) -> RankStatus:
     try:
         body: Mapping[str, Any] = json.loads(text)
     except ValueError as error:
-        raise _bad(path, f"is not JSON ({error}; {len(text)} characters)",
-                   "the adapter replaces the file whole, so a part of one was written by something else") from error
+        raise _bad(
+            path,
+            f"is not JSON ({error}; {len(text)} characters)",
+            "the adapter replaces the file whole, so a part of one was written by something else",
+        ) from error
     if not isinstance(body, dict):
         raise _bad(path, "holds no JSON object", "it was not written by the adapter")
     if body.get("schema_version") != SCHEMA_VERSION:
-        raise _bad(path, f"has schema_version {body.get('schema_version')!r}, expected {SCHEMA_VERSION}",
-                   "image and command line are of different versions, or another program wrote it")
+        raise _bad(
+            path,
+            f"has schema_version {body.get('schema_version')!r}, expected {SCHEMA_VERSION}",
+            "image and command line are of different versions, or another program wrote it",
+        )
     wrong = [n for n, kind in _TYPES.items() if not isinstance(body.get(n), kind) or isinstance(body.get(n), bool)]
     if wrong or body["selftest_state"] not in _STATES:
         raise _bad(path, f"lacks or mistypes {', '.join(wrong) or 'selftest_state'}", "its evidence cannot be judged")
@@ -175,13 +209,21 @@ def read_status_dir(directory: Path) -> list[RankStatus]:
     try:
         paths = sorted(p for p in directory.iterdir() if not p.name.startswith("."))
     except OSError as error:
-        raise Problem("status_missing", exit_code=Exit.NO_EVIDENCE,
-                      what=f"{directory} cannot be listed: {error.strerror or error}",
-                      why="the adapter writes one file per rank there once it has built its first kernel",
-                      fix="check MEGAMOE_STATUS_DIR and that the engine was started with MegaMoE") from error
+        raise Problem(
+            "status_missing",
+            exit_code=Exit.NO_EVIDENCE,
+            what=f"{directory} cannot be listed: {error.strerror or error}",
+            why="the adapter writes one file per rank there once it has built its first kernel",
+            fix="check MEGAMOE_STATUS_DIR and that the engine was started with MegaMoE",
+        ) from error
     if not paths:
-        raise Problem("status_missing", exit_code=Exit.NO_EVIDENCE, what=f"{directory} is empty",
-                      why="no rank has built a MegaMoE kernel", fix="check that both ATOM_USE_FLYDSL switches are 1")
+        raise Problem(
+            "status_missing",
+            exit_code=Exit.NO_EVIDENCE,
+            what=f"{directory} is empty",
+            why="no rank has built a MegaMoE kernel",
+            fix="check that both ATOM_USE_FLYDSL switches are 1",
+        )
     for path in paths:
         if not _NAME.fullmatch(path.name):
             raise _bad(path, "is not a rank's file (rank-N.json)", "evidence must not be mixed with other files")

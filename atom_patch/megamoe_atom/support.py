@@ -95,98 +95,269 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
             found.append(Reason(code, what, why, fix))
 
     # ---- who holds which tokens and experts
-    refuse(not c.ep_enabled, "ep_off", "expert parallelism is off", "MegaMoE sends tokens to the ranks that own experts",
-           "pass --enable-expert-parallel")
-    refuse(c.tp_size > 1, "tp", f"the experts' tensor parallel size is {c.tp_size}", "TP ranks hold the same tokens, so the "
-           f"summed routed output would be {c.tp_size} times too large", "use data parallel attention instead of TP")
-    refuse(c.dp_size <= 1, "dp", f"data parallel size is {c.dp_size}", "each rank must bring its own tokens",
-           "pass --data-parallel-size 8")
-    refuse(not c.dp_attention, "dp_attention", "DP attention is off", "ATOM then gathers all ranks' tokens before the "
-           "experts, and every rank would send them all", "pass --enable-dp-attention")
-    refuse(c.pcp_size > 1, "pcp", f"prefill context parallel size is {c.pcp_size}", "tokens would be replicated over it",
-           "drop -pcp")
-    refuse(not 1 <= c.ep_size <= 8 or c.nodes != 1, "ep_size", f"{c.ep_size} EP ranks on {c.nodes} node(s)",
-           "the kernels address peers over xGMI, at most 8 ranks of one node", "use one replica of 8 ranks per node")
-    refuse(c.visible_gpus < c.ep_size, "visible_gpus", f"{c.visible_gpus} of {c.ep_size} GPUs are visible in the process",
-           "the kernels open the device of each peer by its rank", "do not narrow HIP_VISIBLE_DEVICES per process")
+    refuse(
+        not c.ep_enabled,
+        "ep_off",
+        "expert parallelism is off",
+        "MegaMoE sends tokens to the ranks that own experts",
+        "pass --enable-expert-parallel",
+    )
+    refuse(
+        c.tp_size > 1,
+        "tp",
+        f"the experts' tensor parallel size is {c.tp_size}",
+        f"TP ranks hold the same tokens, so the summed routed output would be {c.tp_size} times too large",
+        "use data parallel attention instead of TP",
+    )
+    refuse(
+        c.dp_size <= 1,
+        "dp",
+        f"data parallel size is {c.dp_size}",
+        "each rank must bring its own tokens",
+        "pass --data-parallel-size 8",
+    )
+    refuse(
+        not c.dp_attention,
+        "dp_attention",
+        "DP attention is off",
+        "ATOM then gathers all ranks' tokens before the experts, and every rank would send them all",
+        "pass --enable-dp-attention",
+    )
+    refuse(
+        c.pcp_size > 1,
+        "pcp",
+        f"prefill context parallel size is {c.pcp_size}",
+        "tokens would be replicated over it",
+        "drop -pcp",
+    )
+    refuse(
+        not 1 <= c.ep_size <= 8 or c.nodes != 1,
+        "ep_size",
+        f"{c.ep_size} EP ranks on {c.nodes} node(s)",
+        "the kernels address peers over xGMI, at most 8 ranks of one node",
+        "use one replica of 8 ranks per node",
+    )
+    refuse(
+        c.visible_gpus < c.ep_size,
+        "visible_gpus",
+        f"{c.visible_gpus} of {c.ep_size} GPUs are visible in the process",
+        "the kernels open the device of each peer by its rank",
+        "do not narrow HIP_VISIBLE_DEVICES per process",
+    )
     # ---- shared memory
-    refuse(not c.mori_available, "mori", "mori cannot be imported", "the symmetric heap is mori's",
-           "install mori, as our image does")
-    refuse(c.shmem_mode == "isolation", "mori_isolation", "MORI_SHMEM_MODE is ISOLATION", "there is no symmetric heap in it; "
-           "the first peer pointer is null and the GPU faults", "unset MORI_SHMEM_MODE")
+    refuse(
+        not c.mori_available,
+        "mori",
+        "mori cannot be imported",
+        "the symmetric heap is mori's",
+        "install mori, as our image does",
+    )
+    refuse(
+        c.shmem_mode == "isolation",
+        "mori_isolation",
+        "MORI_SHMEM_MODE is ISOLATION",
+        "there is no symmetric heap in it; the first peer pointer is null and the GPU faults",
+        "unset MORI_SHMEM_MODE",
+    )
     # ---- what ATOM may do to the experts
-    refuse(c.tbo, "tbo", "two-batch overlap is on", "both halves share one output buffer, and two spinning kernels starve "
-           "each other", "drop --enable-tbo")
-    refuse(c.eplb, "eplb", "EPLB is on", "it moves raw expert weights, which MegaMoE converts and empties, and remaps ids",
-           "drop --eplb-enable")
-    refuse(c.redundant_experts > 0, "redundant_experts", f"{c.redundant_experts} redundant experts",
-           "the kernels know only experts 0 to E-1, in order", "set redundant experts to 0")
-    refuse(c.fused_shared_experts > 0, "fused_shared_experts", f"{c.fused_shared_experts} shared experts are fused into the "
-           "routed ones", "their ids lie beyond the experts that are divided over the ranks", "turn shared fusion off")
-    refuse(c.plugin_mode is not None, "plugin", f"ATOM runs as a plugin of {c.plugin_mode}",
-           "its token layout and warm-up are the host's, and were never checked with MegaMoE", "run ATOM's own server")
-    refuse(c.triton_moe, "triton_moe", "ATOM_USE_TRITON_MOE is set", "ATOM would return before the fused path and silently "
-           "not use it", "unset ATOM_USE_TRITON_MOE")
-    refuse(c.triton_moe_decode, "triton_moe_decode", "ATOM_USE_TRITON_MOE_DECODE is set", "decode would look for weights that "
-           "MegaMoE has converted", "unset ATOM_USE_TRITON_MOE_DECODE")
+    refuse(
+        c.tbo,
+        "tbo",
+        "two-batch overlap is on",
+        "both halves share one output buffer, and two spinning kernels starve each other",
+        "drop --enable-tbo",
+    )
+    refuse(
+        c.eplb,
+        "eplb",
+        "EPLB is on",
+        "it moves raw expert weights, which MegaMoE converts and empties, and remaps ids",
+        "drop --eplb-enable",
+    )
+    refuse(
+        c.redundant_experts > 0,
+        "redundant_experts",
+        f"{c.redundant_experts} redundant experts",
+        "the kernels know only experts 0 to E-1, in order",
+        "set redundant experts to 0",
+    )
+    refuse(
+        c.fused_shared_experts > 0,
+        "fused_shared_experts",
+        f"{c.fused_shared_experts} shared experts are fused into the routed ones",
+        "their ids lie beyond the experts that are divided over the ranks",
+        "turn shared fusion off",
+    )
+    refuse(
+        c.plugin_mode is not None,
+        "plugin",
+        f"ATOM runs as a plugin of {c.plugin_mode}",
+        "its token layout and warm-up are the host's, and were never checked with MegaMoE",
+        "run ATOM's own server",
+    )
+    refuse(
+        c.triton_moe,
+        "triton_moe",
+        "ATOM_USE_TRITON_MOE is set",
+        "ATOM would return before the fused path and silently not use it",
+        "unset ATOM_USE_TRITON_MOE",
+    )
+    refuse(
+        c.triton_moe_decode,
+        "triton_moe_decode",
+        "ATOM_USE_TRITON_MOE_DECODE is set",
+        "decode would look for weights that MegaMoE has converted",
+        "unset ATOM_USE_TRITON_MOE_DECODE",
+    )
     # ---- what the kernel computes
     refuse(c.bias, "bias", "the experts have a bias", "the kernels add none", "this model cannot use MegaMoE")
-    refuse(c.activation.lower() != "silu", "activation", f"the activation is {c.activation}", "the kernels compute SiLU only",
-           "this model cannot use MegaMoE")
-    refuse(c.router_weight_on_input, "router_weight_on_input", "the router weight is applied to the input",
-           "the kernels apply it to gemm2's output", "this model cannot use MegaMoE")
-    refuse(c.weight_format != "mxfp4", "weight_format", f"the experts are {c.weight_format}", "the kernels read e2m1 pairs "
-           "with one e8m0 scale per 32 values", "use the fp4-expert checkpoint (not -Base or -FP8)")
+    refuse(
+        c.activation.lower() != "silu",
+        "activation",
+        f"the activation is {c.activation}",
+        "the kernels compute SiLU only",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        c.router_weight_on_input,
+        "router_weight_on_input",
+        "the router weight is applied to the input",
+        "the kernels apply it to gemm2's output",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        c.weight_format != "mxfp4",
+        "weight_format",
+        f"the experts are {c.weight_format}",
+        "the kernels read e2m1 pairs with one e8m0 scale per 32 values",
+        "use the fp4-expert checkpoint (not -Base or -FP8)",
+    )
     quant_ok = c.quant == "a8w4"
-    refuse(not quant_ok, "quant", f"quant is {c.quant}", "only a8w4 is proven here", "set ATOM_MOE_GU_ITLV=1 and "
-           "AITER_BF16_FP8_MOE_BOUND=0, which make ATOM's own path a8w4 too")
+    refuse(
+        not quant_ok,
+        "quant",
+        f"quant is {c.quant}",
+        "only a8w4 is proven here",
+        "set ATOM_MOE_GU_ITLV=1 and AITER_BF16_FP8_MOE_BOUND=0, which make ATOM's own path a8w4 too",
+    )
     if c.swiglu_limit > 0 and not c.kernel_has_swiglu_limit and not c.accept_no_swiglu_limit:
         found.append(swiglu_reason(c.swiglu_limit))
     # ---- shapes that the kernels get silently wrong
-    refuse((c.padded_hidden, c.padded_inter) != (c.hidden, c.inter), "padding",
-           f"ATOM pads {c.hidden} x {c.inter} to {c.padded_hidden} x {c.padded_inter}",
-           "the kernels would read the pads as weights", "this model cannot use MegaMoE")
-    refuse(c.hidden % 512 != 0, "hidden_multiple", f"hidden={c.hidden} is not a multiple of 512",
-           "the scale staging moves whole tiles, and a tail of the contraction would be dropped",
-           "this model cannot use MegaMoE")
-    refuse(c.hidden > MAX_HIDDEN, "hidden_max", f"hidden={c.hidden} exceeds {MAX_HIDDEN}", "scales beyond 64 packed columns "
-           "are never sent to the peer, silently", "this model cannot use MegaMoE")
-    refuse(c.inter % 256 != 0, "inter_multiple", f"inter={c.inter} is not a multiple of 256",
-           "the last tile would read the next expert's rows", "this model cannot use MegaMoE")
-    refuse(not 1 <= c.topk <= 64, "topk", f"topk={c.topk}", "the slot is kept in 8 bits and the dispatch allows 64",
-           "this model cannot use MegaMoE")
+    refuse(
+        (c.padded_hidden, c.padded_inter) != (c.hidden, c.inter),
+        "padding",
+        f"ATOM pads {c.hidden} x {c.inter} to {c.padded_hidden} x {c.padded_inter}",
+        "the kernels would read the pads as weights",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        c.hidden % 512 != 0,
+        "hidden_multiple",
+        f"hidden={c.hidden} is not a multiple of 512",
+        "the scale staging moves whole tiles, and a tail of the contraction would be dropped",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        c.hidden > MAX_HIDDEN,
+        "hidden_max",
+        f"hidden={c.hidden} exceeds {MAX_HIDDEN}",
+        "scales beyond 64 packed columns are never sent to the peer, silently",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        c.inter % 256 != 0,
+        "inter_multiple",
+        f"inter={c.inter} is not a multiple of 256",
+        "the last tile would read the next expert's rows",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        not 1 <= c.topk <= 64,
+        "topk",
+        f"topk is {c.topk}, not 1 to 64",
+        "the slot is kept in 8 bits and the dispatch allows 64",
+        "this model cannot use MegaMoE",
+    )
     splits = c.ep_size >= 1 and c.experts >= 1 and c.experts % c.ep_size == 0
-    refuse(not splits, "expert_split", f"{c.experts} experts over {c.ep_size} ranks", "every rank owns the same number",
-           "use an EP size that divides the experts")
+    refuse(
+        not splits,
+        "expert_split",
+        f"{c.experts} experts over {c.ep_size} ranks",
+        "every rank owns the same number",
+        "use an EP size that divides the experts",
+    )
     # ---- tokens and memory
     power = limits.mtpr_reasons(c.mtpr)
     found += power
-    refuse(c.max_num_batched_tokens > c.mtpr, "mtpr_too_small", f"--max-num-batched-tokens is {c.max_num_batched_tokens}, "
-           f"mtpr is {c.mtpr}", "warm-up alone sends a full batch; the rank that exceeds mtpr stops and its peers wait for "
-           "ever", f"lower --max-num-batched-tokens to {c.mtpr}")
-    if splits and not power and 1 <= c.ep_size <= 8 and min(c.hidden, c.inter, c.topk) >= 1 and c.quant in ("a8w4", "a4w4"):
+    refuse(
+        c.max_num_batched_tokens > c.mtpr,
+        "mtpr_too_small",
+        f"--max-num-batched-tokens is {c.max_num_batched_tokens}, mtpr is {c.mtpr}",
+        "warm-up alone sends a full batch; the rank that exceeds mtpr stops and its peers wait for ever",
+        f"lower --max-num-batched-tokens to {c.mtpr}",
+    )
+    if (
+        splits
+        and not power
+        and 1 <= c.ep_size <= 8
+        and min(c.hidden, c.inter, c.topk) >= 1
+        and c.quant in ("a8w4", "a4w4")
+    ):
         g = limits.MoeGeometry(c.hidden, c.inter, c.experts, c.topk, c.ep_size, c.mtpr, c.quant)
         found += limits.bound_reasons(g)
         found += limits.heap_reasons(g, c.heap_bytes, atom_mori_ops=c.atom_mori_ops)
-        refuse(not limits.is_compact(g) and not c.fixed_slot_race_closed, "fixed_slot", f"mtpr={c.mtpr} selects the "
-               "fixed-slot layout", "the pinned kernels publish its row counts after their ready flag; a rank that is "
-               "quick reads old counts, silently", f"use mtpr={limits.smallest_compact(g)} or more, or the edited kernels")
+        refuse(
+            not limits.is_compact(g) and not c.fixed_slot_race_closed,
+            "fixed_slot",
+            f"mtpr={c.mtpr} selects the fixed-slot layout",
+            "the pinned kernels publish its row counts after their ready flag; a rank that is "
+            "quick reads old counts, silently",
+            f"use mtpr={limits.smallest_compact(g)} or more, or the edited kernels",
+        )
     # ---- the machine
-    refuse(c.arch != ARCH, "arch", f"the GPU is {c.arch}", "the kernels' matrix instructions exist on gfx950 only; others "
-           "abort the process", "run on MI350X or MI355X")
-    refuse(c.flydsl_version not in FLYDSL_VERSIONS, "flydsl_version", f"flydsl {c.flydsl_version} is installed",
-           "older compilers reject the kernels, newer ones lack flydsl.expr.buffer_ops", "install flydsl 0.2.4")
-    refuse(c.cu_count < FULL_CU_COUNT, "cu_partition", f"the GPU shows {c.cu_count} of {FULL_CU_COUNT} compute units",
-           "stage-1's blocks wait for each other and must all be resident at once; here they would hang or fail late",
-           "set the partition mode to SPX and remove CU masks")
-    refuse(c.cu_count % XCDS != 0 and not c.xcd_guard_closed, "xcd_swizzle", f"{c.cu_count} compute units do not divide by "
-           f"{XCDS} XCDs", "the kernels' tile order then leaves tiles out, silently",
-           "remove the CU mask, or use the edited kernels")
-    refuse(c.compile_only, "compile_only", "COMPILE_ONLY is set", "every kernel would be compiled and none would run",
-           "unset COMPILE_ONLY")
-    refuse(not c.kernels_path_given, "flydsl_path", "ATOM_FLYDSL_KERNELS_PATH is not set", "the kernels come from that "
-           "checkout and from nowhere else", "set it to the folder that holds kernels/; our image does")
-    return found  # fmt: skip
+    refuse(
+        c.arch != ARCH,
+        "arch",
+        f"the GPU is {c.arch}",
+        "the kernels' matrix instructions exist on gfx950 only; others abort the process",
+        "run on MI350X or MI355X",
+    )
+    refuse(
+        c.flydsl_version not in FLYDSL_VERSIONS,
+        "flydsl_version",
+        f"flydsl {c.flydsl_version} is installed",
+        "older compilers reject the kernels, newer ones lack flydsl.expr.buffer_ops",
+        "install flydsl 0.2.4",
+    )
+    refuse(
+        c.cu_count < FULL_CU_COUNT,
+        "cu_partition",
+        f"the GPU shows {c.cu_count} of {FULL_CU_COUNT} compute units",
+        "stage-1's blocks wait for each other and must all be resident at once; here they would hang or fail late",
+        "set the partition mode to SPX and remove CU masks",
+    )
+    refuse(
+        c.cu_count % XCDS != 0 and not c.xcd_guard_closed,
+        "xcd_swizzle",
+        f"{c.cu_count} compute units do not divide by {XCDS} XCDs",
+        "the kernels' tile order then leaves tiles out, silently",
+        "remove the CU mask, or use the edited kernels",
+    )
+    refuse(
+        c.compile_only,
+        "compile_only",
+        "COMPILE_ONLY is set",
+        "every kernel would be compiled and none would run",
+        "unset COMPILE_ONLY",
+    )
+    refuse(
+        not c.kernels_path_given,
+        "flydsl_path",
+        "ATOM_FLYDSL_KERNELS_PATH is not set",
+        "the kernels come from that checkout and from nowhere else",
+        "set it to the folder that holds kernels/; our image does",
+    )
+    return found
 
 
 def require_supported(config: SupportInputs) -> None:
