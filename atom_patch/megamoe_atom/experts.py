@@ -89,20 +89,26 @@ class KernelPool:
 
 
 class MegaExperts:
-    """`fused_experts` of one layer. Not an nn.Module, and it does not hold the layer: ATOM's module tree stays as it is.
+    """`fused_experts` of one layer. Not an nn.Module, and it does not hold the layer: ATOM's module tree is kept.
 
     A call binds this layer's four weight pointers and runs the shared kernel. It adds no allocation, no host sync and
     no print of its own. The kernel records pointers at launch, so captured graphs keep each layer's own.
     """
 
-    def __init__(self, name: str, geometry: Geometry, layer: ConvertedLayer, pool: KernelPool, *, clone: bool) -> None:
-        """clone: copy the result out of the kernel's one output buffer, for a model that keeps it over the next layer."""
+    def __init__(
+        self, name: str, geometry: Geometry, layer: ConvertedLayer, pool: KernelPool, *, clone: bool, status: Any = None
+    ) -> None:
+        """clone: copy the result out of the kernel's output buffer, for a model that keeps it over the next layer.
+
+        status: the rank's StatusWriter, or None. Replayed graphs do not pass here, so they are not in its counts.
+        """
         self.name = name
         self.geometry = geometry
         self.layer = layer
         self.calls = 0
         self._pool = pool
         self._clone = clone
+        self._status = status
         self._kernel: Any = None
         self._routing_checked = False
 
@@ -153,6 +159,8 @@ class MegaExperts:
         with torch.inference_mode(False), torch.no_grad():
             out: torch.Tensor = self.kernel().forward(x, topk_weights, topk_ids)
         self.calls += 1
+        if self._status is not None:
+            self._status.forward(self.name)
         return out
 
     def __call__(

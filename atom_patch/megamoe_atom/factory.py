@@ -25,7 +25,8 @@ SWITCHES = ("ATOM_USE_FLYDSL", "ATOM_USE_FLYDSL_FUSED")
 def requested(environment: Mapping[str, str] | None = None) -> bool:
     """Whether both switches of the contract are on."""
     env = os.environ if environment is None else environment
-    return all(env.get(name, "0").strip() not in ("", "0") for name in SWITCHES)
+    # As settings.py reads a switch; a value that is neither counts as requested, and parsing then refuses it by name.
+    return all(env.get(name, "0").strip().lower() not in ("", "0", "off", "false", "no") for name in SWITCHES)
 
 
 def mxfp4_moe_method(base: type[Any], quant_config: Any, moe: Any, *, layer: Any, config: Callable[[], Any]) -> Any:
@@ -33,7 +34,7 @@ def mxfp4_moe_method(base: type[Any], quant_config: Any, moe: Any, *, layer: Any
 
     Args:
         base: ATOM's Mxfp4MoEMethod; quant_config, moe: its arguments.
-        layer: the FusedMoE that is being constructed. config: returns ATOM's current config; only called when requested.
+        layer: the FusedMoE that is being constructed. config: returns ATOM's config; only called when requested.
     """
     if not requested():
         return base(quant_config, moe)
@@ -55,8 +56,13 @@ class Runtime:
         quant: str = "a8w4",
         selftest: SelfTest | None = None,
         accept_no_swiglu_limit: bool = False,
+        check: Callable[[Any, Any, Geometry], None] = lambda _layer, _method, _geometry: None,
+        status: Callable[[Geometry], Any] | None = None,
     ) -> None:
-        """build: MegaMoE's constructor. swiglu_in_kernel: whether it takes a swiglu_limit. clone: see MegaExperts."""
+        """build: MegaMoE's constructor. swiglu_in_kernel: whether it takes a swiglu_limit. clone: see MegaExperts.
+
+        check: raises when a layer's whole configuration is not supported. status: makes the rank's StatusWriter.
+        """
         from megamoe_atom.experts import KernelPool
 
         self.pool = KernelPool(build)
@@ -69,6 +75,9 @@ class Runtime:
         self._clone = clone
         self._swiglu_in_kernel = swiglu_in_kernel
         self._accept_no_limit = accept_no_swiglu_limit
+        self._check = check
+        self._make_status = status
+        self.status: Any = None
 
     def geometry(self, layer: Any, method: Any) -> Geometry:
         """The kernel's geometry of a layer. mtpr is the configured maximum, never a batch's size.
@@ -84,7 +93,7 @@ class Runtime:
             raise Problem(
                 "mtpr",
                 what=f"max_num_batched_tokens={mtpr} is not a power of two",
-                why="MegaMoE's tokens per rank is that constant on every rank, and the kernels decode it by shift and mask",
+                why="it is the tokens per rank, one constant on every rank, which the kernels take apart by shift and mask",
                 fix="pass --max-num-batched-tokens 8192 (V4-Pro), 4096 or 2048",
                 exit_code=Exit.REFUSED,
             )
@@ -94,12 +103,12 @@ class Runtime:
                 raise Problem(
                     "swiglu_limit",
                     what=f"{layer.layer_name} has swiglu_limit={limit}, MegaMoE v1 applies none",
-                    why="gsm8k was measured at 0.9424 with the fused kernel and 0.9522 with the standard path (ROCm/ATOM#1666)",
+                    why="gsm8k measured upstream: 0.9424 with the fused kernel, 0.9522 with the standard path (ATOM#1666)",
                     fix="use the edited kernels of our image, or acknowledge it with MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT=1",
                     exit_code=Exit.REFUSED,
                 )
             limit = 0.0
-        return Geometry(
+        geometry = Geometry(
             rank=int(parallel.ep_rank),
             world_size=int(parallel.ep_size),
             hidden=int(method.hidden_size),
@@ -110,6 +119,8 @@ class Runtime:
             mtpr=mtpr,
             swiglu_limit=limit,
         )
+        self._check(layer, method, geometry)
+        return geometry
 
     def capture(self, name: str, geometry: Geometry, raw: tuple[torch.Tensor, ...]) -> None:
         """Lets the self-test compute its expectation while the raw weights are still there."""
@@ -119,8 +130,12 @@ class Runtime:
     def add_layer(self, name: str, geometry: Geometry, converted: ConvertedLayer) -> MegaExperts:
         from megamoe_atom.experts import MegaExperts
 
-        experts = MegaExperts(name, geometry, converted, self.pool, clone=self._clone)
+        if self.status is None and self._make_status is not None:
+            self.status = self._make_status(geometry)
+        experts = MegaExperts(name, geometry, converted, self.pool, clone=self._clone, status=self.status)
         self.layers[name] = experts
+        if self.status is not None:
+            self.status.status.layers_converted.append(name)
         return experts
 
     def prove_once(self) -> None:
@@ -130,9 +145,26 @@ class Runtime:
         from megamoe_atom.warmup import prewarm
 
         prewarm(list(self.layers.values()))
-        if self.selftest is not None:
-            self.report = self.selftest.verify_own(self.layers)
+        state = "off"
+        try:
+            if self.selftest is not None:
+                state = "failed"
+                self.report = self.selftest.verify_own(self.layers)
+                state = "passed"
+        finally:
+            self._record(state)
         self.proven = True
+
+    def _record(self, state: str) -> None:
+        """Writes the verdict into this rank's evidence, also when it is the reason why the start stops."""
+        if self.status is None:
+            return
+        evidence = self.status.status
+        evidence.kernel_instances = len(self.pool)
+        evidence.selftest_state = state
+        if self.report is not None:
+            evidence.selftest = {r.layer: max(r.rel_quiet, r.rel_loud) for r in self.report.layers}
+        self.status.write()
 
 
 _runtime: Runtime | None = None

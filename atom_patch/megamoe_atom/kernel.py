@@ -103,7 +103,7 @@ def _refuse_shadow(root: Path) -> None:
         raise Problem(
             "kernels_shadowed",
             what=f"`kernels` was imported from {places or 'an unknown place'}, not from {root}",
-            why="another package of that name (PyPI's `kernels`, used by transformers) wins, and its code would be called",
+            why="another package of that name (PyPI's `kernels`, used by transformers) wins, and would be called",
             fix="uninstall the package `kernels`, or remove the other folder from PYTHONPATH",
             exit_code=Exit.PRECONDITION,
         )

@@ -41,6 +41,7 @@ ROW_BOUND = {"a8w4": 0.20, "a4w4": 0.50}
 WEIGHTS_BOUND = 1e-3
 """Two float32 oracles on the same weights differ by rounding only."""
 LOUD = 16.0
+REPORTED_LAYERS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +311,10 @@ class SelfTest:
         repeats = max(4, -(-self._repeats // max(1, len(self._geometry))))
         for name in self._geometry:
             report.layers.append(self._layer(name, run, converted, repeats))
+            # Only as many are reported, and telling the kind of each further one costs a second of CPU. All figures
+            # are sums over the group, so all ranks stop at the same layer.
+            if sum(not layer.ok for layer in report.layers) == REPORTED_LAYERS:
+                self._raise(report)
         if self._sweep and self._geometry:
             self._sweep_first(run, report)
         self._raise(report)
@@ -421,7 +426,7 @@ class SelfTest:
                 if value > bound
             ]
         if reasons:
-            raise Problem.of(reasons[:5], exit_code=Exit.CHECK_FAILED)
+            raise Problem.of(reasons[:REPORTED_LAYERS], exit_code=Exit.CHECK_FAILED)
 
     # ---- what kind of fault ------------------------------------------------------------------------------------------
 

@@ -2,68 +2,85 @@
 
 from __future__ import annotations
 
-import os
+import importlib.metadata
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
+from megamoe_atom import __version__, limits
 from megamoe_atom.factory import Runtime
+from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files
 from megamoe_atom.problem import Exit, Problem, Reason
+from megamoe_atom.settings import Settings, parse
+from megamoe_atom.status import RankStatus, StatusWriter
+from megamoe_atom.support import SupportInputs, reasons_against, require_supported
 
-PATH_VARIABLE = "ATOM_FLYDSL_KERNELS_PATH"
-ACCEPT_VARIABLE = "MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT"
-SELFTEST_VARIABLE = "MEGAMOE_SELFTEST"
+if TYPE_CHECKING:
+    from megamoe_atom.experts import Geometry
 
 
-def config_reasons(config: Any, environment: Mapping[str, str]) -> list[Reason]:
-    """Why this launch may not use MegaMoE, as far as ATOM's own config and environment tell."""
-    reasons: list[Reason] = []
+def support_inputs(config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any) -> SupportInputs:
+    """ATOM's config, the environment, one layer and this machine, as the one list of reasons takes them."""
+    import torch
 
-    def refuse(code: str, what: str, why: str, fix: str) -> None:
-        reasons.append(Reason(code, what, why, fix))
+    parallel = layer.moe_parallel_config
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return SupportInputs(
+        hidden=int(layer.hidden_size),
+        inter=int(layer.intermediate_size_per_partition),
+        padded_hidden=geometry.hidden,
+        padded_inter=geometry.inter,
+        experts=geometry.experts,
+        topk=geometry.topk,
+        ep_enabled=bool(parallel.use_ep),
+        ep_size=geometry.world_size,
+        tp_size=int(parallel.tp_size),
+        dp_size=int(parallel.dp_size),
+        dp_attention=bool(config.enable_dp_attention),
+        pcp_size=int(config.prefill_context_parallel_size),
+        visible_gpus=torch.cuda.device_count(),
+        mori_available=bool(parallel.use_all2all_kernels),
+        shmem_mode=settings.shmem_mode,
+        heap_bytes=settings.heap_bytes,
+        tbo=bool(config.enable_tbo or config.enable_tbo_decode),
+        eplb=bool(config.eplb_enable),
+        redundant_experts=int(layer.num_redundant_experts),
+        fused_shared_experts=int(layer.num_fused_shared_experts),
+        bias=bool(layer.has_bias),
+        activation="silu" if "silu" in str(layer.activation).lower() else str(layer.activation),
+        router_weight_on_input=bool(layer.apply_router_weight_on_input),
+        quant=geometry.quant,
+        mtpr=settings.mtpr if settings.mtpr is not None else geometry.mtpr,
+        max_num_batched_tokens=geometry.mtpr,
+        swiglu_limit=float(getattr(layer, "swiglu_limit", 0.0) or 0.0),
+        kernel_has_swiglu_limit=geometry.swiglu_limit > 0,
+        accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
+        triton_moe=settings.triton_moe,
+        triton_moe_decode=settings.triton_moe_decode,
+        arch=str(gpu.gcnArchName).split(":")[0],
+        flydsl_version=importlib.metadata.version("flydsl"),
+        cu_count=int(gpu.multi_processor_count),
+        compile_only=settings.compile_only,
+        kernels_path_given=settings.kernels_path is not None,
+    )
 
-    if not getattr(config, "enable_dp_attention", False):
-        refuse(
-            "dp_attention",
-            "DP attention is off",
-            "under TP each rank holds the same tokens, so the summed output would be ep_size times too large",
-            "pass --enable-dp-attention --enable-expert-parallel",
+
+def config_reasons(config: Any, settings: Settings) -> list[Reason]:
+    """What the launch alone tells, before a kernel is loaded: the same rows of support.py, on a machine that fits."""
+    return reasons_against(
+        replace(
+            SupportInputs(),
+            dp_attention=bool(config.enable_dp_attention),
+            pcp_size=int(config.prefill_context_parallel_size),
+            tbo=bool(config.enable_tbo or config.enable_tbo_decode),
+            eplb=bool(config.eplb_enable),
+            shmem_mode=settings.shmem_mode,
+            triton_moe=settings.triton_moe,
+            triton_moe_decode=settings.triton_moe_decode,
+            compile_only=settings.compile_only,
+            kernels_path_given=settings.kernels_path is not None,
         )
-    if getattr(config, "eplb_enable", False):
-        refuse(
-            "eplb",
-            "EPLB is on",
-            "it moves raw expert weights, which MegaMoE converts and empties",
-            "drop --eplb-enable",
-        )
-    if getattr(config, "enable_tbo", False) or getattr(config, "enable_tbo_decode", False):
-        refuse(
-            "tbo",
-            "two-batch overlap is on",
-            "both halves share one output buffer, and two spinning kernels starve each other",
-            "drop --enable-tbo",
-        )
-    if int(getattr(config, "prefill_context_parallel_size", 1) or 1) > 1:
-        refuse("pcp", "prefill context parallelism is on", "tokens would be replicated over it", "drop -pcp")
-    for name, values in (("MORI_SHMEM_MODE", ("ISOLATION", "VMM_HEAP")), ("COMPILE_ONLY", ("1",))):
-        value = environment.get(name, "")
-        if value.upper() in values:
-            refuse(
-                name.lower(),
-                f"{name}={value}",
-                "peers' buffers cannot be addressed in this mode" if name.startswith("MORI") else "no kernel would run",
-                f"unset {name}",
-            )
-    for name in ("ATOM_USE_TRITON_MOE", "ATOM_USE_TRITON_MOE_DECODE"):
-        if environment.get(name, "0") not in ("", "0"):
-            refuse(
-                "triton_moe", f"{name} is set", "Triton's path and MegaMoE cannot both run the experts", f"unset {name}"
-            )
-    if not environment.get(PATH_VARIABLE):
-        refuse(
-            "flydsl_path", f"{PATH_VARIABLE} is not set", "the kernels come from that checkout", f"set {PATH_VARIABLE}"
-        )
-    return reasons
+    )
 
 
 def ep_group() -> Any:
@@ -94,18 +111,50 @@ def ep_sum(t: Any) -> Any:
     return t
 
 
+def _edits_hash() -> str:
+    """The hash of the edits that this installation carries; empty where only the adapter is installed."""
+    try:
+        from megamoe.patch.rules import edits_hash
+    except ImportError:
+        return ""
+    return edits_hash()
+
+
+def status_writer(settings: Settings, geometry: Geometry) -> StatusWriter:
+    """This rank's evidence file, written at once, so that a directory that cannot be written stops the start."""
+    used = limits.megamoe_heap_bytes(
+        limits.MoeGeometry(
+            geometry.hidden, geometry.inter, geometry.experts, geometry.topk, geometry.world_size, geometry.mtpr,
+            geometry.quant,
+        )
+    )  # fmt: skip
+    return StatusWriter(
+        settings.status_dir,
+        RankStatus(
+            rank=geometry.rank,
+            ep_size=geometry.world_size,
+            geometry={k: v for k, v in asdict(geometry).items() if k != "rank"},
+            mtpr=geometry.mtpr,
+            heap_asked_bytes=settings.heap_bytes,
+            heap_used_bytes=used,
+            versions={"adapter": __version__, "flydsl_commit": pinned_files()[0]},
+            edits_hash=_edits_hash(),
+        ),
+    )
+
+
 def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> Runtime:
     """Raises Problem with every reason at once when this launch may not use MegaMoE."""
-    env = os.environ if environment is None else environment
-    reasons = config_reasons(config, env)
+    settings = parse(environment)
+    reasons = config_reasons(config, settings)
     if reasons:
         raise Problem.of(reasons)
-    from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe
+    assert settings.kernels_path is not None  # config_reasons refuses its absence
+    megamoe = load_megamoe(settings.kernels_path)
     from megamoe_atom.selftest import SelfTest
 
-    megamoe = load_megamoe(Path(env[PATH_VARIABLE]))
     selftest = None
-    if env.get(SELFTEST_VARIABLE, "1") != "0":
+    if settings.selftest:
         selftest = SelfTest(group_sum=ep_sum, local_ranks=(int(ep_group().rank_in_group),))
     # Without a shared expert the routed output itself leaves the block, and the next layer would overwrite it.
     shared = int(getattr(getattr(config, "hf_config", None), "n_shared_experts", 0) or 0)
@@ -115,5 +164,9 @@ def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> R
         swiglu_in_kernel=accepts_swiglu_limit(megamoe),
         clone=shared == 0,
         selftest=selftest,
-        accept_no_swiglu_limit=env.get(ACCEPT_VARIABLE, "0") == "1",
+        accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
+        check=lambda layer, method, geometry: require_supported(
+            support_inputs(config, settings, geometry, layer, method)
+        ),
+        status=lambda geometry: status_writer(settings, geometry),
     )

@@ -18,6 +18,7 @@ import types
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest.mock import MagicMock
 
 TREE, SCENARIO = Path(sys.argv[1]), sys.argv[2]
@@ -27,7 +28,7 @@ STUBBED = ("aiter", "mori", "triton", "zmq")
 class AnyModule(types.ModuleType):
     """Answers every attribute with a mock, so that `from aiter.x import y` works."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -136,7 +137,7 @@ from megamoe_atom import factory, reference  # noqa: E402
 from megamoe_atom.experts import MegaExperts  # noqa: E402
 from megamoe_atom.problem import Problem  # noqa: E402
 from megamoe_atom.selftest import SelfTest, make_batch, rel_l2  # noqa: E402
-from megamoe_atom.selftest import partial as oracle
+from megamoe_atom.selftest import partial as oracle  # noqa: E402
 
 HIDDEN, INTER, EXPERTS, TOPK, MTPR, LIMIT = 256, 256, 32, 4, 16, 10.0
 QUANT = SimpleNamespace(quant_type=QuantType.per_1x32, quant_dtype=aiter.dtypes.fp4x2, quant_method="", is_dynamic=True)
@@ -283,14 +284,14 @@ def refusals() -> dict[str, object]:
     from megamoe_atom import startup
 
     for name, change in (
-        ("dp_attention", {"enable_dp_attention": False}), ("eplb", {"eplb_enable": True}), ("tbo", {"enable_tbo": True}),
+        ("dp_attention", {"enable_dp_attention": False}), ("eplb", {"eplb_enable": True}), ("tbo", {"enable_tbo": True}),  # noqa: E501 - a table
         ("pcp", {"prefill_context_parallel_size": 2}), ("flydsl_path", {}),
     ):  # fmt: skip
         try:
             startup.make_runtime(config(**change), environment)
             codes[name] = "accepted"
         except Problem as problem:
-            codes[name] = problem.code
+            codes[name] = [r.code for r in problem.reasons]
     return codes
 
 

@@ -62,4 +62,5 @@ def test_requested_eight_ranks_run_on_the_adapter(edited: Path) -> None:
 
 def test_launches_that_cannot_work_are_refused_by_code(edited: Path) -> None:
     result = scenario(edited, "refusals")
-    assert result == {k: k for k in result}
+    assert all(code in found for code, found in result.items()), result  # type: ignore[operator]
+    assert len(result) == 5

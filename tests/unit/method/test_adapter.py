@@ -15,7 +15,10 @@ from megamoe_atom import factory, kernel, reference, warmup
 from megamoe_atom.experts import KernelPool, MegaExperts, check_routing
 from megamoe_atom.method import mega_method_class
 from megamoe_atom.problem import Problem
-from megamoe_atom.startup import config_reasons
+from megamoe_atom.selftest import SelfTest
+from megamoe_atom.settings import parse
+from megamoe_atom.startup import config_reasons, status_writer
+from megamoe_atom.status import read_status_dir
 
 
 class Base:
@@ -358,15 +361,62 @@ def test_warm_up_proves_once_and_then_gives_varied_ids(monkeypatch: pytest.Monke
     assert experts.calls == calls
 
 
-def test_a_launch_without_a_reason_against_it_has_none_and_each_switch_has_its_code() -> None:
-    good = SimpleNamespace(enable_dp_attention=True)
-    env = {"ATOM_FLYDSL_KERNELS_PATH": "/x"}
-    assert config_reasons(good, env) == []
-    codes = {
-        r.code
-        for r in config_reasons(
-            SimpleNamespace(enable_tbo=True, eplb_enable=True),
-            {"MORI_SHMEM_MODE": "ISOLATION", "ATOM_USE_TRITON_MOE": "1"},
-        )
-    }
-    assert codes == {"dp_attention", "tbo", "eplb", "mori_shmem_mode", "triton_moe", "flydsl_path"}
+LAUNCH = {
+    "enable_dp_attention": True, "prefill_context_parallel_size": 1, "enable_tbo": False, "enable_tbo_decode": False,
+    "eplb_enable": False,
+}  # fmt: skip
+
+
+def test_a_good_launch_has_no_reason_against_it() -> None:
+    settings = parse({"ATOM_FLYDSL_KERNELS_PATH": "/x"})
+    assert config_reasons(SimpleNamespace(**LAUNCH), settings) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "environment"),
+    [
+        ({"enable_dp_attention": False}, {}),
+        ({"enable_tbo": True}, {}),
+        ({"eplb_enable": True}, {}),
+        ({"prefill_context_parallel_size": 2}, {}),
+        ({}, {"MORI_SHMEM_MODE": "ISOLATION"}),
+        ({}, {"ATOM_USE_TRITON_MOE": "1"}),
+        ({}, {"COMPILE_ONLY": "1"}),
+        ({}, {"ATOM_FLYDSL_KERNELS_PATH": ""}),
+    ],
+)
+def test_each_launch_switch_that_breaks_megamoe_is_a_reason(
+    change: dict[str, object], environment: dict[str, str]
+) -> None:
+    settings = parse({"ATOM_FLYDSL_KERNELS_PATH": "/x", **environment})
+    assert len(config_reasons(SimpleNamespace(**{**LAUNCH, **change}), settings)) >= 1
+
+
+def test_the_evidence_of_a_rank_says_what_ran_and_what_the_self_test_said(tmp_path: Path) -> None:
+    settings = parse({"MEGAMOE_STATUS_DIR": str(tmp_path)})
+    g = geometry(world_size=1, experts=4)
+    raw = random_weights(g, 1)
+    test = SelfTest(group_sum=lambda t: t, local_ranks=(0,), repeats=4)
+    runtime = make_runtime(selftest=test, status=lambda geometry: status_writer(settings, geometry))
+    runtime.capture("layers.0", g, raw)
+    runtime.add_layer("layers.0", g, convert(raw))
+    runtime.prove_once()
+    evidence = read_status_dir(tmp_path)[0]
+    assert evidence.selftest_state == "passed"
+    assert evidence.layers_converted == ["layers.0"]
+    assert evidence.kernel_instances == 1
+    assert evidence.launches > 5
+    assert 0 < evidence.selftest["layers.0"] < 0.1
+
+
+def test_a_failed_self_test_is_in_the_evidence_too(tmp_path: Path) -> None:
+    settings = parse({"MEGAMOE_STATUS_DIR": str(tmp_path)})
+    g = geometry(world_size=1, experts=4)
+    test = SelfTest(group_sum=lambda t: t, local_ranks=(0,), repeats=4)
+    runtime = make_runtime(selftest=test, status=lambda geometry: status_writer(settings, geometry))
+    runtime.capture("layers.0", g, random_weights(g, 1))
+    runtime.add_layer("layers.0", g, convert(random_weights(g, 2)))
+    with pytest.raises(Problem):
+        runtime.prove_once()
+    assert read_status_dir(tmp_path)[0].selftest_state == "failed"
+    assert not runtime.proven
