@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/lib/base_image.sh
 
-tag=megamoe-reference:latest
+tag=megamoe-reference:current
 base=
 fail() { # CODE WHAT WHY FIX
     base_error "${@:2}"

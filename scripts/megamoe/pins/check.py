@@ -90,7 +90,7 @@ def lock_findings(root: Path) -> Iterator[Finding]:
                     file=name,
                     line=number,
                 )
-            elif not re.match(r"^[A-Za-z0-9_.-]+==[^\s;]+", bare) or "--hash=sha256:" not in bare:
+            elif not re.match(r"^[A-Za-z0-9_.-]+(\[[a-z0-9_,-]+\])?==[^\s;]+", bare) or "--hash=sha256:" not in bare:
                 yield Finding(
                     "lock_unhashed",
                     "error",
