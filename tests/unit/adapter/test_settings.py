@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from megamoe_atom.problem import Exit, Problem
-from megamoe_atom.settings import GIB, Settings, parse, parse_heap_size
+from megamoe_atom.settings import GIB, Settings, parse, parse_heap_size, unknown_names
 
 
 def test_an_empty_environment_asks_for_nothing() -> None:
@@ -127,3 +128,16 @@ def test_a_size_that_mori_would_misread_is_refused(text: str) -> None:
 def test_shmem_modes_are_read_as_mori_reads_them(mode: str, read: str, known: bool, heap: int) -> None:
     got = parse({"MORI_SHMEM_MODE": mode})
     assert (got.shmem_mode, got.shmem_mode_known, got.heap_bytes) == (read, known, heap)
+
+
+def test_no_name_that_the_repository_itself_sets_is_refused_as_unknown() -> None:
+    root = Path(__file__).parents[3]
+    named: dict[str, str] = {}
+    for folder in ("docker", "scripts", "ansible", "atom_patch"):
+        for path in (root / folder).rglob("*"):
+            if path.is_file() and path.suffix in (".py", ".sh", ".yml", ".yaml", ".j2", ".toml", ".hcl", ""):
+                text = path.read_text(encoding="utf-8", errors="ignore")
+                named |= {name: str(path) for name in re.findall(r"\bMEGAMOE_[A-Z0-9]+(?:_[A-Z0-9]+)*_?", text)}
+    assert len(named) > 5
+    unknown = [r.what for r in unknown_names(dict.fromkeys(named, "1"))]
+    assert unknown == [], "add them to settings.py"
