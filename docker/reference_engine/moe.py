@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from megamoe_atom.experts import Geometry
 from megamoe_atom.layout import ConvertedLayer, convert_layer_tensors
-from megamoe_atom.problem import Exit, Problem
-from megamoe_atom.quant import dequantize_mxfp4
+from megamoe_atom.problem import Problem
 from megamoe_atom.reference import MegaMoE, ReferenceGroup
+from megamoe_atom.selftest import RankInput, SelfTest
 
 from reference_engine.checkpoint import ModelConfig, Weights
 from reference_engine.evidence import Evidence
 
 log = logging.getLogger("reference_engine")
-SELFTEST_TOKENS = 16
-SELFTEST_BOUND = 0.10  # relL2 of a8w4 against float32; upstream's own bound (FlyDSL tests/kernels/test_mega_moe.py)
 
 
-@dataclass(frozen=True, slots=True)
-class RawRank:
+class RawRank(NamedTuple):
     """One rank's experts of one layer as the checkpoint stores them (uint8).
 
     w13 [E, 2I, H/2] gate rows first, w13_scale [E, 2I, H/32], w2 [E, H, I/2], w2_scale [E, H, I/32].
@@ -65,13 +63,9 @@ def convert(raw: RawRank, *, rank: int, fault: str | None) -> ConvertedLayer:
     return convert_layer_tensors(raw.w13, raw.w13_scale, w2, raw.w2_scale, gate_up=fault != "gate_up_mispaired")
 
 
-def partial(raw: RawRank, x: torch.Tensor) -> torch.Tensor:
-    """What one rank's experts give in plain float32, from the raw checkpoint bytes: x [n, H] to [n, H]."""
-    total = torch.zeros_like(x)
-    for w13, s13, w2, s2 in zip(raw.w13, raw.w13_scale, raw.w2, raw.w2_scale, strict=True):
-        gate, up = (x @ dequantize_mxfp4(w13, s13).T).chunk(2, dim=-1)
-        total += (F.silu(gate) * up) @ dequantize_mxfp4(w2, s2).T
-    return total
+def _number(name: str) -> int:
+    """Layer number of a self-test name, "layers.N"."""
+    return int(name.rpartition(".")[2])
 
 
 class MoeStack:
@@ -81,22 +75,22 @@ class MoeStack:
         mtpr: max tokens per rank of the kernels.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, ranks: int, mtpr: int, fault: str | None) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, ranks: int, mtpr: int, fault: str | None, selftest: bool = True
+    ) -> None:
         self._config, self.ranks, self._mtpr = config, ranks, mtpr
-        generator = torch.Generator().manual_seed(0)
-        width = (SELFTEST_TOKENS, config.hidden_size)
-        self._probe = F.pad(
-            torch.randn(width, generator=generator), (0, config.moe_hidden_padded - width[1])
-        ).bfloat16()
+        self._selftest = SelfTest(group_sum=lambda table: table, local_ranks=range(ranks)) if selftest else None
         self.layers: list[list[ConvertedLayer]] = []
-        self._expected: list[torch.Tensor] = []
         for layer in range(config.num_hidden_layers):
-            raws = [load_raw(weights, config, layer, rank, ranks) for rank in range(ranks)]
-            # Now, while the raw bytes are at hand; only this small result is kept.
-            self._expected.append(torch.stack([partial(raw, self._probe.float()) for raw in raws]).sum(0))
-            self.layers.append([convert(raw, rank=rank, fault=fault) for rank, raw in enumerate(raws)])
+            converted = []
+            for rank in range(ranks):
+                raw = load_raw(weights, config, layer, rank, ranks)
+                if self._selftest is not None:  # now, while the raw bytes are at hand; it keeps small results only
+                    self._selftest.capture(f"layers.{layer}", self._geometry(rank), *raw)
+                converted.append(convert(raw, rank=rank, fault=fault))
+            self.layers.append(converted)
         self.group = ReferenceGroup(ranks)
-        self.kernels = [self._kernel(rank, self.group, mtpr) for rank in range(ranks)]
+        self.kernels = [self._kernel(rank, self.group) for rank in range(ranks)]
         for layer in range(config.num_hidden_layers):
             self.bind(layer)
             for kernel in self.kernels:
@@ -119,24 +113,23 @@ class MoeStack:
             },
         )
 
-    def _kernel(self, rank: int, group: ReferenceGroup, mtpr: int) -> MegaMoE:
-        c, first = self._config, self.layers[0][rank]
-        return MegaMoE(
-            rank=rank,
-            world_size=self.ranks,
-            model_dim=c.moe_hidden_padded,
-            inter_dim=c.moe_intermediate_size,
-            experts=c.n_routed_experts,
-            topk=c.num_experts_per_tok,
-            quant="a8w4",
-            w1=first.w13,
-            w1_scale=first.w13_scale,
-            w2=first.w2,
-            w2_scale=first.w2_scale,
-            max_tok_per_rank=mtpr,
-            group=group,
-            swiglu_limit=c.swiglu_limit,
+    def _geometry(self, rank: int) -> Geometry:
+        c = self._config
+        return Geometry(
+            rank,
+            self.ranks,
+            c.moe_hidden_padded,
+            c.moe_intermediate_size,
+            c.n_routed_experts,
+            c.num_experts_per_tok,
+            "a8w4",
+            self._mtpr,
+            c.swiglu_limit or 0.0,
         )
+
+    def _kernel(self, rank: int, group: ReferenceGroup) -> MegaMoE:
+        geometry = self._geometry(rank)
+        return MegaMoE(**geometry.kernel_arguments(self.layers[0][rank]), group=group)
 
     def bind(self, layer: int) -> None:
         for kernel, w in zip(self.kernels, self.layers[layer], strict=True):
@@ -150,50 +143,39 @@ class MoeStack:
         """The layer as the decoder calls it."""
         return lambda x: self.forward(layer, x)
 
-    def prove(self, *, selftest: bool) -> None:
-        """Compares every layer's kernel with float32 from the raw weights, before anything is served.
+    def prove(self) -> None:
+        """Runs the adapter's self-test on every layer, before anything is served.
 
         Raises:
-            Problem: a layer is out of bounds (code "selftest_failed", exit 1).
+            Problem: a layer is out of bounds (code "selftest", exit 1).
         """
-        if not selftest:
+        if self._selftest is None:
             log.warning("SELF-TEST OFF (MEGAMOE_SELFTEST=off): a wrong weight layout would not be noticed here")
             self._evidence.selftest = {"status": "not_run", "why": "MEGAMOE_SELFTEST=off"}
             self.write_status()
             return
         started = time.monotonic()
-        figures = []
-        for layer, expected in enumerate(self._expected):
-            got = self.forward(layer, self._probe[:, : self._config.hidden_size]).float()
-            want = expected[:, : self._config.hidden_size]
-            figures.append(float((got - want).norm() / want.norm()))
-        worst = max(range(len(figures)), key=lambda layer: figures[layer])
-        passed = figures[worst] < SELFTEST_BOUND
-        self._evidence.selftest = {
-            "status": "pass" if passed else "fail",
-            "bound": SELFTEST_BOUND,
-            "rel_l2": [round(f, 5) for f in figures],
-        }
+        try:
+            report = self._selftest.verify(self._run, lambda name, rank: self.layers[_number(name)][rank])
+        except Problem as problem:
+            self._evidence.selftest = {"status": "fail", "reasons": [reason.what for reason in problem.reasons]}
+            self.write_status()
+            raise
+        worst = max(report.layers, key=lambda r: max(r.rel_quiet, r.rel_loud))
+        self._evidence.selftest = {"status": "pass", **report.as_data()}
         self.write_status()
-        if not passed:
-            bad = sum(f >= SELFTEST_BOUND for f in figures)
-            raise Problem(
-                "selftest_failed",
-                exit_code=Exit.CHECK_FAILED,
-                what=f"self-test: {bad} of {len(figures)} layers are out of bounds; worst is layer {worst} with "
-                f"relL2 {figures[worst]:.3f}, bound {SELFTEST_BOUND}",
-                why="the fused kernel and float32 from the raw weights disagree, so the answers would be wrong: "
-                "a weight layout, a scale or an expert is not what the kernel reads",
-                fix="do not serve; compare the layout step with the kernel's gate mode, and the checkpoint's hashes",
-            )
         log.info(
-            "self-test: %d layers within relL2 %.2f (worst %.4f, layer %d), %.2f seconds",
-            len(figures),
-            SELFTEST_BOUND,
-            figures[worst],
-            worst,
+            "self-test: %d layers passed (worst relL2 %.4f, %s; %d repeats each bit-equal), %.2f seconds",
+            len(report.layers),
+            max(worst.rel_quiet, worst.rel_loud),
+            worst.layer,
+            worst.repeats,
             time.monotonic() - started,
         )
+
+    def _run(self, name: str, inputs: Sequence[RankInput]) -> list[torch.Tensor]:
+        self.bind(_number(name))
+        return self.group.forward(inputs)
 
     def write_status(self) -> None:
         """Puts the evidence on disk, one file per rank."""

@@ -116,7 +116,14 @@ def load(options: Options, config: ModelConfig, limit: int, on_failure: list[Cal
     if options.mega:
         from reference_engine.moe import MoeStack
 
-        moe = MoeStack(config, weights, ranks=options.ranks, mtpr=options.max_num_batched_tokens, fault=options.fault)
+        moe = MoeStack(
+            config,
+            weights,
+            ranks=options.ranks,
+            mtpr=options.max_num_batched_tokens,
+            fault=options.fault,
+            selftest=options.selftest,
+        )
         mlps = [moe.mlp(layer) for layer in range(config.num_hidden_layers)]
     else:
         mlps = [dense_mlp(weights, layer, dtype) for layer in range(config.num_hidden_layers)]
@@ -132,7 +139,7 @@ def load(options: Options, config: ModelConfig, limit: int, on_failure: list[Cal
         config, options.max_num_seqs, limit, torch.float8_e4m3fn if options.kv_cache_dtype == "fp8" else torch.bfloat16
     )
     if moe is not None:
-        moe.prove(selftest=options.selftest)
+        moe.prove()
     started = time.monotonic()
     tokens = min(options.max_num_batched_tokens, limit)
     # Varied ids: equal rows make every routing decision equal, which proves the least.

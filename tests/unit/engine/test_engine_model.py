@@ -68,12 +68,12 @@ def test_the_experts_reproduce_the_dense_mlp_up_to_rounding(model_dir: Path, ran
 def test_the_self_test_stops_a_start_with_damaged_experts(model_dir: Path, fault: str) -> None:
     config, weights = read_config(model_dir), Weights(model_dir)
     with pytest.raises(Problem) as caught:
-        MoeStack(config, weights, ranks=2, mtpr=16, fault=fault).prove(selftest=True)
-    assert caught.value.exit_code is Exit.CHECK_FAILED
+        MoeStack(config, weights, ranks=2, mtpr=16, fault=fault).prove()
+    assert caught.value.exit_code is Exit.CHECK_FAILED and caught.value.code == "selftest"
 
 
 def test_the_self_test_passes_sound_experts(model_dir: Path) -> None:
-    MoeStack(read_config(model_dir), Weights(model_dir), ranks=2, mtpr=16, fault=None).prove(selftest=True)
+    MoeStack(read_config(model_dir), Weights(model_dir), ranks=2, mtpr=16, fault=None).prove()
 
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0])
