@@ -6,7 +6,7 @@ batch, the contributions are summed over the EP group, and each layer is compare
 code with the kernels or with layout.py; it shares the number formats of quant.py, which golden vectors pin.
 
 A layer out of bounds stops the start. What kind of fault it is, is then told apart by cheap second comparisons: the
-converted weights are unshuffled and judged alone, and the kernel's output is compared with what typical faults would give.
+converted weights are unshuffled and judged alone, and the output is compared with what typical faults would give.
 
 In one process with one rank, `local_ranks` has one entry and `group_sum` is an all-reduce over the EP group. In a
 simulation one process holds all ranks and group_sum is the identity.
@@ -35,7 +35,7 @@ Run = Callable[[str, Sequence[RankInput]], list[torch.Tensor]]
 """(layer, one input per local rank) -> one output bf16 [n, H] per local rank."""
 
 LAYER_BOUND = {"a8w4": 0.10, "a4w4": 0.28}
-"""relL2 of a layer, upstream's own bound against this oracle (tests/kernels/test_mega_moe.py: measured ~0.05, ~0.22)."""
+"""relL2 of a layer, upstream's own bound against such an oracle (test_mega_moe.py: measured ~0.05, ~0.22)."""
 ROW_BOUND = {"a8w4": 0.20, "a4w4": 0.50}
 """relL2 of one token: one wrong expert of K=6 gives about 0.4, which the layer's figure would hide."""
 WEIGHTS_BOUND = 1e-3
@@ -123,7 +123,7 @@ def make_batch(geometry: Geometry, seed: int, tokens: int, routing: str = "balan
                 row.append(deck.pop(at))
             rows.append(row)
         ids = torch.tensor(rows)
-    # All weights are of one size, so that each of a token's K experts shows in its output; each differs from the others.
+    # All weights are of one size, so that each of a token's K experts shows; each differs.
     weights = (0.75 + 0.5 * torch.rand((w, tokens, k), generator=generator)) * (2.5 / k)
     return Batch(x.to(torch.bfloat16), ids.view(w, tokens, k).to(torch.int32), weights)
 
@@ -203,12 +203,16 @@ VARIANTS: dict[str, tuple[Callable[[Weights], Weights], ...]] = {
         lambda w: _on(w, w13=_interleaved, s13=_interleaved),
         lambda w: _on(w, w13=_separated, s13=_separated),
     ),
-    "scale_layout": tuple(
-        (lambda w, n=n, f=f: _on(w, **{n: f}))
-        for n in ("s13", "s2")
-        for f in (_roll(1, 1), _roll(-1, 1), _roll(1, 2), _roll(-1, 2), _roll(1, 0), _roll(-1, 0))
-    )
-    + (lambda w: _on(w, s13=_halves_swapped), lambda w: _on(w, s13=_interleaved), lambda w: _on(w, s13=_separated)),
+    "scale_layout": (
+        *(
+            (lambda w, n=n, f=f: _on(w, **{n: f}))
+            for n in ("s13", "s2")
+            for f in (_roll(1, 1), _roll(-1, 1), _roll(1, 2), _roll(-1, 2), _roll(1, 0), _roll(-1, 0))
+        ),
+        lambda w: _on(w, s13=_halves_swapped),
+        lambda w: _on(w, s13=_interleaved),
+        lambda w: _on(w, s13=_separated),
+    ),
     "nibbles_swapped": (
         lambda w: _on(w, w13=_nibbles, w2=_nibbles),
         lambda w: _on(w, w13=_nibbles),
@@ -229,7 +233,7 @@ def rel_l2(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def row_rel(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """Per row relL2 [rows]; not finite counts as infinity, a row that should be zero is measured against the mean row."""
+    """Per row relL2 [rows]; not finite is infinity; a row that should be zero is held against the mean row."""
     error = (got.double() - want.double()).norm(dim=-1)
     size = want.double().norm(dim=-1)
     floor = size.mean().clamp(min=1e-30)
@@ -284,7 +288,7 @@ class SelfTest:
         w2: torch.Tensor,
         w2_scale: torch.Tensor,
     ) -> None:
-        """Computes and keeps this rank's contribution [W*n, H] float32 from the raw tensors (V4-Pro: 3.5 MiB a layer)."""
+        """Keeps this rank's contribution [W*n, H] float32, from the raw tensors (V4-Pro: 3.5 MiB a layer)."""
         self._geometry.setdefault(name, geometry)
         for routing in self._routings(name):
             with torch.inference_mode(False), torch.no_grad():
@@ -305,7 +309,7 @@ class SelfTest:
         """Judges all captured layers on all ranks together.
 
         Raises:
-            Problem: "selftest", a reason per failed layer (at most 5), with figures and the likely kind. All ranks raise.
+            Problem: "selftest", a reason per failed layer (at most 5) with figures and likely kind. All ranks raise.
         """
         report = Report()
         repeats = max(4, -(-self._repeats // max(1, len(self._geometry))))
@@ -375,7 +379,7 @@ class SelfTest:
         )
 
     def _sweep_first(self, run: Run, report: Report) -> None:
-        """One layer over the routing extremes and every token bucket (rows are independent, so they must not change)."""
+        """One layer over the routing extremes and every token bucket (rows are independent of each other)."""
         name = next(iter(self._geometry))
         geometry = self._geometry[name]
         for routing in self._routings(name)[1:]:
@@ -401,7 +405,8 @@ class SelfTest:
         reasons = [
             Reason(
                 "selftest",
-                f"{r.layer}: relL2 {r.rel_quiet:.4f} (quiet) {r.rel_loud:.4f} (loud), worst token {r.rel_worst_row:.4f}, "
+                f"{r.layer}: relL2 {r.rel_quiet:.4f} (quiet) {r.rel_loud:.4f} (loud), "
+                f"worst token {r.rel_worst_row:.4f}, "
                 f"{r.repeats_differ} of {r.repeats} repeats differ; likely {r.kind}: {r.detail}",
                 "the fused layer does not compute what the checkpoint's own tensors say",
                 _FIXES.get(r.kind, "do not serve; report these figures with the image's version"),
