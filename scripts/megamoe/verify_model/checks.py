@@ -39,7 +39,7 @@ def links(root: Path, mounts: list[Path]) -> list[Finding]:
         try:
             target = path.resolve(strict=True)
         except (OSError, RuntimeError) as error:
-            out.append(finding("LINK_DANGLING", f"{path.name} links to {os.readlink(path)}, which does not exist "
+            out.append(finding("LINK_DANGLING", f"{path.name} links to {path.readlink()}, which does not exist "
                                f"({type(error).__name__})", "the engine cannot open it",
                                "fetch the blob again, or copy the snapshot with links followed (`cp -L`)", file=path))
             continue
@@ -88,7 +88,8 @@ def shards(root: Path) -> tuple[list[Finding], dict[str, Tensor], int]:
                                "engines drop missing shards without a word and serve wrong answers", _FETCH,
                                file=root / INDEX))
         for name in sorted(set(present) - set(raw.values())):
-            out.append(finding("SHARD_UNINDEXED", f"{name} is not in the index", "it is not loaded, or the index is old",
+            out.append(finding("SHARD_UNINDEXED", f"{name} is not in the index", "it is not loaded, or the index "
+                               "is old",
                                "remove it, or fetch the index of this revision", file=present[name], severity="warn"))
     elif not present:
         return [finding("NO_WEIGHTS", f"no .safetensors file in {root}", "there is nothing to load",
@@ -116,7 +117,8 @@ def shards(root: Path) -> tuple[list[Finding], dict[str, Tensor], int]:
             lacking = [k for k, v in weight_map.items() if v == name and k not in held]
             if lacking:
                 out.append(finding("TENSOR_MISSING", f"{name} lacks {len(lacking)} tensor(s) of the index, first "
-                                   f"{lacking[0][:160]}", "index and shard are of different revisions", _FETCH, file=path))
+                                   f"{lacking[0][:160]}", "index and shard are of different revisions", _FETCH,
+                                   file=path))
     return out, tensors, total
 
 
@@ -165,8 +167,8 @@ def experts(tensors: dict[str, Tensor], profile: Profile) -> list[Finding]:
         match = EXPERT.search(name)
         assert match is not None
         want = tall if match["part"] in ("w2", "down_proj") else wide
-        if tensor.dtype not in ("I8", "U8", "F4") or tensor.shape not in (want, (want[0], want[1] * 2)[:2]
-                                                                        if tensor.dtype == "F4" else want):
+        shape = (want[0], want[1] * 2) if tensor.dtype == "F4" else want  # F4 counts elements, I8 counts bytes
+        if tensor.dtype not in ("I8", "U8", "F4") or tensor.shape != shape:
             kind = "FP8" if tensor.dtype.startswith("F8") else tensor.dtype
             code = "EXPERT_DTYPE" if tensor.dtype not in ("I8", "U8", "F4") else "EXPERT_SHAPE"
             out.setdefault(code, finding(
@@ -237,7 +239,8 @@ def manifest(root: Path, path: Path, state: Path | None) -> list[Finding]:
             with file.open("rb") as handle:
                 have = hashlib.file_digest(handle, "sha256").hexdigest()
         except OSError as error:
-            out.append(finding("CHECKSUM_MISSING", f"{name}: {error.strerror}", "the manifest lists it", _FETCH, file=file))
+            out.append(finding("CHECKSUM_MISSING", f"{name}: {error.strerror}", "the manifest lists it", _FETCH,
+                               file=file))
             continue
         if have != digest:
             out.append(finding("CHECKSUM", f"{name} has sha256 {have}, the manifest says {digest}",

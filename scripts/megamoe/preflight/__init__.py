@@ -1,0 +1,1 @@
+"""`megamoe preflight`: judge a host before anything on it changes."""

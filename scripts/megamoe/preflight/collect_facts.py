@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""Collects facts of a GPU host as one JSON object. One file, standard library only, Python >= 3.9, changes nothing.
+
+Ansible copies and runs it on bare hosts; megamoe.preflight imports it. A fact that could not be read is left out, and
+the reason is in "unknown". Keys: shared contract of `megamoe preflight --facts`.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import grp
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional  # noqa: UP035 - Python 3.9
+
+AMD_VENDOR = "0x1002"
+ACCELERATOR_CLASSES = ("0x1200", "0x0300", "0x0302", "0x0380")
+
+
+def read(path: str) -> Optional[str]:  # noqa: UP045 - Python 3.9
+    """Text of a small file, None when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - no pathlib needed here
+            return file.read(1 << 20).strip()
+    except OSError:
+        return None
+
+
+def run(*argv: str) -> Optional[str]:  # noqa: UP045
+    """Standard output of a program that is present and succeeds, None otherwise. No shell, 20 s at most."""
+    if shutil.which(argv[0]) is None:
+        return None
+    try:
+        done = subprocess.run(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def as_json(text: Optional[str]) -> Any:  # noqa: UP045
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return None
+
+
+def open_rdwr(path: str) -> str:
+    """"OK" or the errno name of really opening a device node for reading and writing."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)))
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, "EUNKNOWN")
+    return "OK"
+
+
+def devices() -> Dict[str, Any]:  # noqa: UP006
+    out = {}
+    for path in ["/dev/kfd", *sorted(glob.glob("/dev/dri/renderD*"))]:  # noqa: PTH207
+        try:
+            facts = os.stat(path)  # noqa: PTH116
+        except OSError:
+            continue
+        out[path] = {"mode": "%04o" % stat.S_IMODE(facts.st_mode), "uid": facts.st_uid, "gid": facts.st_gid}  # noqa: UP031
+    return out
+
+
+def pci() -> List[Dict[str, str]]:  # noqa: UP006
+    out = []
+    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):  # noqa: PTH207
+        kind = (read(path + "/class") or "")[:6]
+        if read(path + "/vendor") == AMD_VENDOR and kind in ACCELERATOR_CLASSES:
+            driver = os.path.realpath(path + "/driver")
+            out.append({"address": os.path.basename(path), "device": read(path + "/device") or "",  # noqa: PTH119
+                        "driver": os.path.basename(driver) if os.path.exists(path + "/driver") else ""})  # noqa: PTH110, PTH119
+    return out
+
+
+def kfd_nodes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
+    base = "/sys/class/kfd/kfd/topology/nodes"
+    if not os.path.isdir(base):  # noqa: PTH112
+        return None
+    out = []
+    for path in sorted(glob.glob(base + "/*")):  # noqa: PTH207
+        text = read(path + "/properties")
+        if text is None:
+            continue
+        pairs = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
+        if int(pairs.get("simd_count", "0") or 0) > 0:
+            location, domain = int(pairs.get("location_id", 0)), int(pairs.get("domain", 0))
+            version = int(pairs.get("gfx_target_version", 0))
+            out.append({"address": "%04x:%02x:%02x.%x" % (domain, location >> 8 & 255, location >> 3 & 31, location & 7),  # noqa: UP031
+                        "arch": "gfx%d%x%x" % (version // 10000, version // 100 % 100, version % 100)})  # noqa: UP031
+    return out
+
+
+def gpus() -> List[Dict[str, Any]]:  # noqa: UP006
+    """VRAM per GPU from sysfs, in MB (2**20 bytes)."""
+    out = []
+    for path in sorted(glob.glob("/sys/class/drm/card*/device/mem_info_vram_total")):  # noqa: PTH207
+        base = os.path.dirname(path)  # noqa: PTH120
+        total, used, busy = read(path), read(base + "/mem_info_vram_used"), read(base + "/gpu_busy_percent")
+        if total and total.isdigit():
+            entry: Dict[str, Any] = {"id": len(out), "vram_total_mb": int(total) >> 20,  # noqa: UP006
+                                     "address": os.path.basename(os.path.realpath(base))}  # noqa: PTH119
+            if used and used.isdigit():
+                entry["vram_used_mb"] = int(used) >> 20
+            if busy and busy.isdigit():
+                entry["util"] = int(busy)
+            mode = read(base + "/current_compute_partition")
+            if mode:
+                entry["partition"] = mode
+            out.append(entry)
+    return out
+
+
+def megabytes(value: Any) -> Optional[float]:  # noqa: UP045
+    """amd-smi's {"value": N, "unit": "MB"} as MB."""
+    if isinstance(value, dict) and isinstance(value.get("value"), (int, float)):
+        factor = {"B": 1 / 1048576, "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0}.get(str(value.get("unit", "MB")).upper())
+        return None if factor is None else value["value"] * factor
+    return None
+
+
+def smi_gpus() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
+    raw = as_json(run("amd-smi", "metric", "--mem-usage", "--usage", "--json"))
+    rows = raw.get("gpu_data") if isinstance(raw, dict) else raw
+    if not isinstance(rows, list):
+        return None
+    out = []
+    for row in rows:
+        if isinstance(row, dict):
+            memory = row.get("mem_usage") if isinstance(row.get("mem_usage"), dict) else {}
+            total, used = megabytes(memory.get("total_vram")), megabytes(memory.get("used_vram"))
+            entry: Dict[str, Any] = {"id": row.get("gpu")}  # noqa: UP006
+            if total is not None:
+                entry["vram_total_mb"] = int(total)
+            if used is not None:
+                entry["vram_used_mb"] = int(used)
+            out.append(entry)
+    return out
+
+
+def kfd_processes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
+    base = "/sys/class/kfd/kfd/proc"
+    if not os.path.isdir(base):  # noqa: PTH112
+        return None
+    out = []
+    for path in sorted(glob.glob(base + "/*")):  # noqa: PTH207
+        pid = os.path.basename(path)  # noqa: PTH119
+        if not pid.isdigit():
+            continue
+        sizes = [read(f) for f in glob.glob(path + "/vram_*")]  # noqa: PTH207
+        out.append({"pid": int(pid), "name": read("/proc/%s/comm" % pid) or "",  # noqa: UP031
+                    "vram_mb": sum(int(s) for s in sizes if s and s.isdigit()) >> 20,
+                    "alive": os.path.isdir("/proc/" + pid)})  # noqa: PTH112
+    return out
+
+
+def containers(engine: str) -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
+    """Running containers of an engine, with whether they hold GPU device nodes."""
+    ids = run(engine, "ps", "-q")
+    if ids is None:
+        return None
+    if not ids.split():
+        return []
+    rows = as_json(run(engine, "inspect", *ids.split()))
+    if not isinstance(rows, list):
+        return None
+    out = []
+    for row in rows:
+        host = row.get("HostConfig") or {}
+        paths = [str(d.get("PathOnHost", "")) for d in host.get("Devices") or [] if isinstance(d, dict)]
+        out.append({"name": str(row.get("Name", "")).strip("/"), "id": str(row.get("Id", ""))[:12], "engine": engine,
+                    "gpu": bool(host.get("Privileged")) or any(p.startswith(("/dev/kfd", "/dev/dri")) for p in paths)})
+    return out
+
+
+def ports() -> Optional[List[int]]:  # noqa: UP006, UP045
+    """Listening TCP ports."""
+    out = set()
+    text = (read("/proc/net/tcp") or "") + "\n" + (read("/proc/net/tcp6") or "")
+    for line in text.splitlines():
+        parts = line.split()
+        if len(parts) > 3 and parts[3] == "0A":
+            out.add(int(parts[1].rsplit(":", 1)[1], 16))
+    return sorted(out) if text.strip() else None
+
+
+def space(path: str) -> Optional[Dict[str, int]]:  # noqa: UP006, UP045
+    """Total and free bytes of the file system of path or its nearest parent."""
+    while not os.path.exists(path) and path != "/":  # noqa: PTH110
+        path = os.path.dirname(path)  # noqa: PTH120
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return {"total_bytes": facts.f_blocks * facts.f_frsize, "free_bytes": facts.f_bavail * facts.f_frsize}
+
+
+def collect(model_path: str = "") -> Dict[str, Any]:  # noqa: UP006
+    """All facts of this host."""
+    facts: Dict[str, Any] = {"collected_at": int(time.time()), "hostname": socket.gethostname(),  # noqa: UP006
+                             "kernel": platform.release(), "env": {k: v for k, v in os.environ.items() if k.endswith(
+                                 "_VISIBLE_DEVICES")}}
+    groups = {}
+    for name in ("video", "render"):
+        try:
+            groups[name] = grp.getgrnam(name).gr_gid
+        except KeyError:
+            continue
+    facts["host"] = {"groups": groups, "dev": devices(), "uid": os.geteuid()}
+    facts["probe"] = {"host_open_kfd_rdwr": open_rdwr("/dev/kfd")}
+    found = pci()
+    facts["pci"], facts["lspci_accelerators"] = found, len(found)
+    nodes = kfd_nodes()
+    memory = gpus() or smi_gpus()
+    optional: Dict[str, Any] = {  # noqa: UP006
+        "kfd": nodes, "kfd_gpu_nodes": None if nodes is None else len(nodes), "gpus": memory or None,
+        "kfd_processes": kfd_processes(), "cmdline": read("/proc/cmdline"),
+        "amdgpu_version": read("/sys/module/amdgpu/version"), "amdgpu_initstate": read("/sys/module/amdgpu/initstate"),
+        "listening_ports": ports(), "shm": space("/dev/shm"), "disk_model": space(model_path) if model_path else None,
+        "disk_docker": space("/var/lib/docker"),
+    }
+    rocm = as_json(run("rocm-smi", "--showid", "--json"))
+    if isinstance(rocm, dict):
+        optional["rocm_smi_gpus"] = sum(1 for k in rocm if re.match(r"card\d+$", k))
+    numa = read("/proc/sys/kernel/numa_balancing")
+    optional["numa_balancing"] = int(numa) if numa and numa.isdigit() else None
+    total = re.search(r"MemTotal:\s+(\d+) kB", read("/proc/meminfo") or "")
+    optional["ram_bytes"] = int(total.group(1)) * 1024 if total else None
+    info = run("rocminfo")
+    if info:
+        optional["archs"] = sorted(set(re.findall(r"\bgfx[0-9a-f]{3,5}\b", info)))
+    held: List[Dict[str, Any]] = []  # noqa: UP006
+    for engine in ("docker", "podman"):
+        version = run(engine, "--version")
+        if version:
+            facts.setdefault("engines", {})[engine] = version.strip()
+            rows = containers(engine)
+            if rows is not None:
+                held += rows
+                optional["containers"] = held
+    clock = run("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    optional["clock_synchronised"] = None if clock is None else clock.strip() == "yes"
+    facts.update({k: v for k, v in optional.items() if v is not None})
+    facts["unknown"] = sorted(k for k, v in optional.items() if v is None)
+    return facts
+
+
+if __name__ == "__main__":
+    json.dump(collect(sys.argv[1] if len(sys.argv) > 1 else ""), sys.stdout, indent=2, sort_keys=True)
+    print()

@@ -1,0 +1,52 @@
+"""`megamoe preflight DEPLOY`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from megamoe_atom.problem import Exit, Problem
+
+from megamoe.envelope import Outcome, outcome_from, run_verb
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def preflight(
+    deploy: Annotated[str, typer.Argument(help="deploy file")],
+    facts: Annotated[str, typer.Option("--facts", help="facts of the host (JSON), - for standard input")] = "",
+    collect: Annotated[bool, typer.Option("--collect", help="collect the facts on this host")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
+) -> None:
+    """Judge host facts before anything changes. Exit 4 when the host must not be deployed to."""
+    run_verb("preflight", lambda: _outcome(deploy, facts, collect), json_output=json_output)
+
+
+def _outcome(path: str, facts_path: str, collect: bool) -> Outcome:
+    from megamoe.deploy.load import require_deploy
+    from megamoe.preflight.judge import judge
+
+    deploy = require_deploy(path)
+    facts: dict[str, Any]
+    if collect == bool(facts_path):
+        raise Problem("usage", what="give either --facts or --collect", why="there must be one source of facts",
+                      fix="--collect on the host itself, --facts FILE for another host")
+    if collect:
+        from megamoe.preflight.collect_facts import collect as collect_here
+
+        facts = collect_here(deploy.model.path)
+    else:
+        from megamoe.text_input import load_json
+
+        loaded = load_json(facts_path)
+        if not isinstance(loaded, dict):
+            raise Problem("facts_not_an_object", what=f"{facts_path}: the facts are a {type(loaded).__name__}",
+                          why="facts are one JSON object", fix="write {...}")
+        facts = loaded
+    findings = [replace(f, host=deploy.host) for f in judge(facts, deploy)]
+    blocks = sum(f.severity == "error" for f in findings)
+    return outcome_from(findings, summary_ok=f"{deploy.host or 'host'}: nothing blocks the deployment",
+                        summary_bad=f"{deploy.host or 'host'}: {blocks} finding(s) block the deployment",
+                        bad_status="error", bad_exit=Exit.PRECONDITION, data={"facts": facts} if collect else {})
