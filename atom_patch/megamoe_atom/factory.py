@@ -93,7 +93,7 @@ class Runtime:
             raise Problem(
                 "mtpr",
                 what=f"max_num_batched_tokens={mtpr} is not a power of two",
-                why="it is the tokens per rank, one constant on every rank, which the kernels take apart by shift and mask",
+                why="it is the tokens per rank, one constant on every rank, taken apart by shift and mask",
                 fix="pass --max-num-batched-tokens 8192 (V4-Pro), 4096 or 2048",
                 exit_code=Exit.REFUSED,
             )
@@ -103,7 +103,7 @@ class Runtime:
                 raise Problem(
                     "swiglu_limit",
                     what=f"{layer.layer_name} has swiglu_limit={limit}, MegaMoE v1 applies none",
-                    why="gsm8k measured upstream: 0.9424 with the fused kernel, 0.9522 with the standard path (ATOM#1666)",
+                    why="gsm8k upstream: 0.9424 with the fused kernel, 0.9522 with the standard path (ATOM#1666)",
                     fix="use the edited kernels of our image, or acknowledge it with MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT=1",
                     exit_code=Exit.REFUSED,
                 )

@@ -23,7 +23,7 @@ _WEIGHTS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
 
 
 def raw_bytes(layer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The layer's four raw tensors as uint8 views: w13 [E, 2I, H/2], its scale [E, 2I, H/32], w2 [E, H, I/2], its scale."""
+    """Raw uint8 views: w13 [E, 2I, H/2], its scale [E, 2I, H/32], w2 [E, H, I/2], its scale [E, H, I/32]."""
     w13, w13_scale, w2, w2_scale = (getattr(layer, name).data.view(torch.uint8) for name in _WEIGHTS)
     return w13, w13_scale, w2, w2_scale
 
@@ -95,7 +95,7 @@ def mega_method_class(base: type[Any]) -> type[Any]:
                     raise Problem(
                         "weights_reloaded",
                         what=f"{layer.layer_name} was given new raw weights after its conversion",
-                        why="captured graphs hold the address of the converted weights, so the new ones would be ignored",
+                        why="captured graphs hold the converted weights' address; the new ones would be ignored",
                         fix="restart the service to serve other weights",
                         exit_code=Exit.PRECONDITION,
                     )
@@ -115,7 +115,7 @@ def mega_method_class(base: type[Any]) -> type[Any]:
             self._geometry: Geometry = geometry
 
         def init_prepare_finalize(self, layer: Any) -> None:
-            """Sets fused_experts. No mori dispatch op is built: it would take up to 3.8 GiB of the same heap, unused."""
+            """Sets fused_experts. No mori dispatch op is built: unused, it would take up to 3.8 GiB of heap."""
             if self.fused_experts is not None:
                 return
             if self._converted is None:

@@ -20,7 +20,7 @@ STRIDE = 2654435761
 
 
 def varied_ids(count: int, vocab: int) -> list[int]:
-    """`count` token ids in [0, vocab), spread over the vocabulary, the same on every call; distinct while count <= vocab."""
+    """`count` token ids in [0, vocab), spread out, the same on every call; distinct while count <= vocab."""
     if vocab < 1:
         raise ValueError(f"vocab={vocab}")
     return [(i * STRIDE + 1) % vocab for i in range(count)]
