@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,8 @@ def rehearse(settings: Settings) -> Outcome:
 
     Whatever stops it (a Problem, Ctrl-C), what was made carries the label and the next run continues from it.
     """
+    # A CI that ends a job sends TERM: it takes the same way out as Ctrl-C, so that Ansible is stopped and not orphaned.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with held(settings.state / "lock"):
         folder = _run_folder(settings)
         narrator = Narrator()
