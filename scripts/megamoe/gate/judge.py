@@ -24,6 +24,9 @@ _AGAIN = "run the evaluation again on a healthy server, and find out why this on
 
 def judge(policy: Policy, evidence: Evidence, baseline: Evidence | None = None) -> Outcome:
     """PASS, FAIL, INCONCLUSIVE or INVALID (data.verdict), with the numbers it rests on."""
+    stopped = (evidence.run or {}).get("early_fail")
+    if isinstance(stopped, dict) and (evidence.run or {}).get("status") == "early_fail":
+        return _stopped_early(policy, stopped)
     faults = list(evidence.faults)
     notes: list[Finding] = []
     data: dict[str, Any] = {"verdict": "INVALID", "policy": _policy_data(policy),
@@ -63,6 +66,16 @@ def judge(policy: Policy, evidence: Evidence, baseline: Evidence | None = None) 
         notes.append(Finding("GARBAGE_ANSWERS", "warn", f"{facts.garbage} answers are one repeated character",
                              "a broken kernel answers like this", "look at those samples"))
     return _decide(policy, verdicts, score, right, n, facts, data, notes)
+
+
+def _stopped_early(policy: Policy, stopped: dict[str, Any]) -> Outcome:
+    """The sequential test of `megamoe gsm8k` already ruled the floor out; there is no full result, and none is needed."""
+    what = (f"stopped after {stopped.get('answers')} answers, {stopped.get('right')} of them right: an accuracy of "
+            f"{stopped.get('floor')} is ruled out (false alarms {stopped.get('alpha')} at most)")
+    return Outcome("fail", Exit.CHECK_FAILED, what, [Finding(
+        "EARLY_FAIL", "error", what, "a broken model need not answer all questions",
+        "suspect weight layout or scales; the answers are in the run folder's journal.jsonl")],
+        {"verdict": "FAIL", "policy": _policy_data(policy), "early_fail": stopped})
 
 
 def _policy_data(policy: Policy) -> dict[str, Any]:

@@ -92,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
         if server.fault == "5xx" and server.asked % 20 == 0:
             self._send(500, {"error": {"message": "boom"}})
             return
+        if server.fault == "slow":
+            time.sleep(0.1)
         text = server.answer(prompt)
         if server.fault == "garbage":
             text = " the the of 1 1 1"
