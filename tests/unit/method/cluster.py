@@ -76,7 +76,7 @@ class Cluster:
                     max_tok_per_rank=g.mtpr,
                     group=group,
                     swiglu_limit=limit,
-                )  # fmt: skip
+                )
             )
         self.group = group
 

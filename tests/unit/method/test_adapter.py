@@ -41,7 +41,8 @@ def one_rank(**change: object) -> SimpleNamespace:
     names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
     base = {
         "layer_name": "layers.0", "moe_parallel_config": parallel, "local_num_experts": 4, "global_num_experts": 8,
-        "num_fused_shared_experts": 0, "num_redundant_experts": 0, "has_bias": False, "activation": "ActivationType.Silu",
+        "num_fused_shared_experts": 0, "num_redundant_experts": 0, "has_bias": False,
+        "activation": "ActivationType.Silu",
         "apply_router_weight_on_input": False, "top_k": 2, "swiglu_limit": 10.0,
         "moe_config": SimpleNamespace(max_num_tokens=16),
         **{n: torch.nn.Parameter(t.clone(), requires_grad=False) for n, t in zip(names, raw, strict=True)},
