@@ -23,9 +23,17 @@ Key = tuple[str | int, ...]
 _SECTIONS: dict[str, type[BaseModel]] = {"model": Model, "gpu": Gpu, "args": Args, "container": Container}
 # Placeholders for required keys that are missing or wrong; rules that look at them are silenced by Loaded.bad.
 _PLACEHOLDER: dict[Key, Any] = {
-    ("engine",): "atom", ("image",): "placeholder@sha256:" + "0" * 64, ("model",): {}, ("gpu",): {}, ("args",): {},
-    ("model", "path"): "/placeholder", ("model", "profile"): "deepseek-v4-pro", ("model", "weights"): "mxfp4",
-    ("gpu", "arch"): "gfx950", ("gpu", "count"): 8, ("gpu", "vram_gib"): 288,
+    ("engine",): "atom",
+    ("image",): "placeholder@sha256:" + "0" * 64,
+    ("model",): {},
+    ("gpu",): {},
+    ("args",): {},
+    ("model", "path"): "/placeholder",
+    ("model", "profile"): "deepseek-v4-pro",
+    ("model", "weights"): "mxfp4",
+    ("gpu", "arch"): "gfx950",
+    ("gpu", "count"): 8,
+    ("gpu", "vram_gib"): 288,
 }
 
 
@@ -50,12 +58,12 @@ def load_deploy(path: str | Path) -> Loaded:
     Raises:
         Problem: the file cannot be read or is not one YAML mapping (megamoe.text_input).
     """
-    return _typed(load_yaml(path))
+    return typed(load_yaml(path))
 
 
 def parse_deploy(text: str, name: str = "DEPLOY") -> Loaded:
     """As load_deploy, from text."""
-    return _typed(parse_yaml(text, name))
+    return typed(parse_yaml(text, name))
 
 
 def require_deploy(path: str | Path) -> Deploy:
@@ -70,7 +78,8 @@ def require_deploy(path: str | Path) -> Deploy:
     return loaded.deploy
 
 
-def _typed(document: Document) -> Loaded:
+def typed(document: Document) -> Loaded:
+    """A parsed document as typed models, with every fault of form."""
     raw: dict[str, Any] = copy.deepcopy(document.data)
     reasons: list[tuple[Reason, Key]] = []
     bad: set[Key] = set()
@@ -86,8 +95,12 @@ def _typed(document: Document) -> Loaded:
                 bad.add(key)
                 reasons.append((_reason(key, fault), key))
                 _patch(raw, key)
-    raise Problem("deploy_unreadable", what=f"{document.name}: no readable deployment in it", why="too many faults of form",
-                  fix="start from the example in README.md, or see `megamoe plan --schema`")
+    raise Problem(
+        "deploy_unreadable",
+        what=f"{document.name}: no readable deployment in it",
+        why="too many faults of form",
+        fix="start from the example in README.md, or see `megamoe plan --schema`",
+    )
 
 
 def _real_key(location: Key, raw: Any) -> Key:
@@ -130,8 +143,12 @@ def _reason(key: Key, fault: Any) -> Reason:
     if kind == "extra_forbidden":
         return _unknown_key(key)
     if kind == "missing":
-        return Reason("deploy_key_missing", f"{name} is not given", "no value can be assumed safely",
-                      f"add {name} ({_describe(key)})")
+        return Reason(
+            "deploy_key_missing",
+            f"{name} is not given",
+            "no value can be assumed safely",
+            f"add {name} ({_describe(key)})",
+        )
     value = _shown(fault.get("input"))
     wanted = str(fault["msg"])
     if kind == "literal_error":
@@ -140,29 +157,45 @@ def _reason(key: Key, fault: Any) -> Reason:
         near = get_close_matches(str(fault.get("input")), choices, n=1)
         fix = f"write {near[0]!r}" if near else "use one of these values"
     elif kind in ("int_type", "float_type", "bool_type", "string_type", "int_from_float"):
-        wanted = {"int_type": "must be a whole number", "int_from_float": "must be a whole number",
-                  "float_type": "must be a number", "bool_type": "must be true or false",
-                  "string_type": "must be text"}[kind]
-        fix = ('write it in quotes, such as "1"' if kind == "string_type" else
-               "write it without quotes" if isinstance(fault.get("input"), str) else "write such a value")
+        wanted = {
+            "int_type": "must be a whole number",
+            "int_from_float": "must be a whole number",
+            "float_type": "must be a number",
+            "bool_type": "must be true or false",
+            "string_type": "must be text",
+        }[kind]
+        fix = (
+            'write it in quotes, such as "1"'
+            if kind == "string_type"
+            else "write it without quotes"
+            if isinstance(fault.get("input"), str)
+            else "write such a value"
+        )
     else:
         fix = f"give {name} a value that fits ({_describe(key)})"
-    return Reason("deploy_value", f"{name} is {value}: {wanted}", "the schema is strict so that a slip never becomes a "
-                  "default", fix)
+    return Reason(
+        "deploy_value",
+        f"{name} is {value}: {wanted}",
+        "the schema is strict so that a slip never becomes a default",
+        fix,
+    )
 
 
 def _describe(key: Key) -> str:
     model: type[BaseModel] | None = Deploy if len(key) == 1 else _SECTIONS.get(str(key[0]))
     info = model.model_fields.get(str(key[-1])) if model else None
-    return (info.description if info and info.description else "see `megamoe plan --schema`")
+    return info.description if info and info.description else "see `megamoe plan --schema`"
 
 
 def _unknown_key(key: Key) -> Reason:
     section, name = (str(key[0]), str(key[1])) if len(key) > 1 else ("", str(key[0]))
     model = _SECTIONS.get(section, Deploy) if section else Deploy
     near = get_close_matches(_plain(name), [*model.model_fields], n=1, cutoff=0.55)
-    elsewhere = [f"{other}.{name}" for other, kind in {"": Deploy, **_SECTIONS}.items()
-                 if other != section and name in kind.model_fields]
+    elsewhere = [
+        f"{other}.{name}"
+        for other, kind in {"": Deploy, **_SECTIONS}.items()
+        if other != section and name in kind.model_fields
+    ]
     if near:
         fix = f"did you mean {f'{section}.' if section else ''}{near[0]}?"
     elif elsewhere:
@@ -171,9 +204,12 @@ def _unknown_key(key: Key) -> Reason:
         fix = f"environment variables go under env: env.{name}"
     else:
         fix = f"remove it; keys here: {', '.join(model.model_fields)}"
-    return Reason("deploy_key_unknown", f"{dotted(key)} is not a key of DEPLOY",
-                  "an unknown key is silently ignored by tools that are not strict, and the deployment is then another one",
-                  fix)
+    return Reason(
+        "deploy_key_unknown",
+        f"{dotted(key)} is not a key of DEPLOY",
+        "an unknown key is silently ignored by tools that are not strict, and the deployment is then another one",
+        fix,
+    )
 
 
 def _plain(name: str) -> str:
@@ -184,4 +220,3 @@ def known_keys() -> list[str]:
     """All key paths of DEPLOY, for documentation and completion."""
     keys = [name for name in Deploy.model_fields if name not in _SECTIONS]
     return sorted(keys + [f"{s}.{name}" for s, model in _SECTIONS.items() for name in model.model_fields])
-

@@ -58,19 +58,38 @@ def load_profile(name: str) -> Profile:
     known = names()
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name) or name not in known:
         near = get_close_matches(name, known, n=1)
-        raise Problem("profile_unknown", what=f"model.profile is {name!r}; known: {', '.join(known)}",
-                      why="limits, geometry and environment contract come from the profile",
-                      fix=f"did you mean {near[0]!r}?" if near else "name one of the known profiles")
+        raise Problem(
+            "profile_unknown",
+            what=f"model.profile is {name!r}; known: {', '.join(known)}",
+            why="limits, geometry and environment contract come from the profile",
+            fix=f"did you mean {near[0]!r}?" if near else "name one of the known profiles",
+        )
     raw = tomllib.loads((resource("docker/profiles") / f"{name}.toml").read_text(encoding="utf-8"))
     geometry, validated = raw["geometry"], raw["validated"]
     return Profile(
-        name=name, engine=raw["engine"], model=raw["model"], weights=raw["weights"], revision=raw.get("revision"),
-        checkpoint_bytes=raw.get("checkpoint_bytes"), default_max_model_len=raw.get("default_max_model_len"),
-        hidden=geometry["hidden"], inter=geometry["inter"], experts=geometry["experts"], topk=geometry["topk"],
-        layers=geometry.get("layers"), shared_experts=geometry["shared_experts"], vocab=geometry.get("vocab"),
-        quant=geometry["quant"], swiglu_limit=float(geometry["swiglu_limit"]),
-        archs=tuple(validated["arch"]), ep_sizes=tuple(validated["ep_size"]),
-        validated_mbt=validated["max_num_batched_tokens"], validated_seqs=validated["max_num_seqs"],
-        outside_kv_bytes_per_seq=raw["memory"]["outside_kv_bytes_per_seq"], env_required=dict(raw["env"]["required"]),
-        env_default=dict(raw["env"]["default"]), container=dict(raw["container"]),
-        start_period_s=raw["health"]["start_period_s"])
+        name=name,
+        engine=raw["engine"],
+        model=raw["model"],
+        weights=raw["weights"],
+        revision=raw.get("revision"),
+        checkpoint_bytes=raw.get("checkpoint_bytes"),
+        default_max_model_len=raw.get("default_max_model_len"),
+        hidden=geometry["hidden"],
+        inter=geometry["inter"],
+        experts=geometry["experts"],
+        topk=geometry["topk"],
+        layers=geometry.get("layers"),
+        shared_experts=geometry["shared_experts"],
+        vocab=geometry.get("vocab"),
+        quant=geometry["quant"],
+        swiglu_limit=float(geometry["swiglu_limit"]),
+        archs=tuple(validated["arch"]),
+        ep_sizes=tuple(validated["ep_size"]),
+        validated_mbt=validated["max_num_batched_tokens"],
+        validated_seqs=validated["max_num_seqs"],
+        outside_kv_bytes_per_seq=raw["memory"]["outside_kv_bytes_per_seq"],
+        env_required=dict(raw["env"]["required"]),
+        env_default=dict(raw["env"]["default"]),
+        container=dict(raw["container"]),
+        start_period_s=raw["health"]["start_period_s"],
+    )

@@ -90,8 +90,9 @@ class Container(_Strict):
     init: bool = Field(default=True, description="a reaping PID 1, so that dead ranks do not hold VRAM")
     stop_timeout: int = Field(default=60, ge=0, le=86400, description="seconds between SIGTERM and SIGKILL")
     devices: list[str] | None = Field(default=None, max_length=128, description="host device nodes, or a CDI name")
-    group_add: list[str | int] | None = Field(default=None, max_length=64,
-                                              description="left out: the host's groups of /dev/kfd and renderD*")
+    group_add: list[str | int] | None = Field(
+        default=None, max_length=64, description="left out: the host's groups of /dev/kfd and renderD*"
+    )
     user: str | None = Field(default=None, description="uid:gid, numeric")
     ulimits: dict[str, int | Ulimit] | None = Field(default=None, max_length=32)
     security_opts: list[str] | None = Field(default=None, max_length=32)

@@ -20,8 +20,11 @@ def mori_bytes_as_parsed(text: str) -> int | None:
     if not text:
         return 0
     number, factor = text, 1
-    for suffixes in (("GiB", "gib", "MiB", "mib", "KiB", "kib"), ("GB", "gb", "Gb", "MB", "mb", "Mb", "KB", "kb", "Kb"),
-                     ("G", "g", "M", "m", "K", "k")):
+    for suffixes in (
+        ("GiB", "gib", "MiB", "mib", "KiB", "kib"),
+        ("GB", "gb", "Gb", "MB", "mb", "Mb", "KB", "kb", "Kb"),
+        ("G", "g", "M", "m", "K", "k"),
+    ):
         if factor == 1 and len(number) >= len(suffixes[0]) and number.endswith(suffixes):
             factor = _FACTOR[number[-len(suffixes[0])].upper()]
             number = number[: -len(suffixes[0])]

@@ -14,8 +14,9 @@ from megamoe.deploy.profiles import Profile
 
 def geometry(profile: Profile, ep_size: int, mtpr: int) -> limits.MoeGeometry | None:
     try:
-        return limits.MoeGeometry(profile.hidden, profile.inter, profile.experts, profile.topk, ep_size, mtpr,
-                                  profile.quant)
+        return limits.MoeGeometry(
+            profile.hidden, profile.inter, profile.experts, profile.topk, ep_size, mtpr, profile.quant
+        )
     except Problem:
         return None
 

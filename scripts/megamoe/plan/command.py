@@ -41,8 +41,13 @@ def _outcome(deploy: str, facts: str, fit: bool, explain: str) -> Outcome:
 
         return explain_code(explain)
     if not deploy:
-        raise Problem("usage", what="no deploy file given", why="there is nothing to plan",
-                      fix="give a file, or - for standard input", exit_code=Exit.REFUSED)
+        raise Problem(
+            "usage",
+            what="no deploy file given",
+            why="there is nothing to plan",
+            fix="give a file, or - for standard input",
+            exit_code=Exit.REFUSED,
+        )
     from megamoe.deploy.load import load_deploy
     from megamoe.plan.judge import outcome_of
 
@@ -67,6 +72,10 @@ def read_facts(path: str) -> dict[str, Any]:
 
     value = load_json(path)
     if not isinstance(value, dict):
-        raise Problem("facts_not_an_object", what=f"{display_name(path)}: facts are a {type(value).__name__}, not an object",
-                      why="facts are keys such as host and gpus", fix="give the file that `megamoe preflight --collect` wrote")
+        raise Problem(
+            "facts_not_an_object",
+            what=f"{display_name(path)}: facts are a {type(value).__name__}, not an object",
+            why="facts are keys such as host and gpus",
+            fix="give the file that `megamoe preflight --collect` wrote",
+        )
     return value

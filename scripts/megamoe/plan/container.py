@@ -73,10 +73,16 @@ def host_groups(facts: dict[str, Any]) -> HostGroups:
         value = node.get("gid") if isinstance(node, dict) else None
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
-    render = tuple(g for path, node in dev.items()
-                   if re.fullmatch(r"/dev/dri/renderD\d+", str(path)) and (g := gid(node)) is not None)
-    return HostGroups(gid(dev.get("/dev/kfd")), render,
-                      {str(k): v for k, v in named.items() if isinstance(v, int) and not isinstance(v, bool)})
+    render = tuple(
+        g
+        for path, node in dev.items()
+        if re.fullmatch(r"/dev/dri/renderD\d+", str(path)) and (g := gid(node)) is not None
+    )
+    return HostGroups(
+        gid(dev.get("/dev/kfd")),
+        render,
+        {str(k): v for k, v in named.items() if isinstance(v, int) and not isinstance(v, bool)},
+    )
 
 
 def wants_gpu(deploy: Deploy) -> bool:
@@ -96,21 +102,41 @@ def build(deploy: Deploy, profile: Profile, facts: dict[str, Any]) -> ContainerS
         volumes.append(f"{given.cache_dir}/{digest_of(deploy.image)[:16]}:/var/cache/megamoe")
     private = given.ipc != "host"
     spec = ContainerSpec(
-        name=given.name, image=deploy.image, command=["serve", *flags_of(deploy)], env=env, devices=devices,
-        group_add=groups, group_add_from_host=from_host, ipc_mode=given.ipc, init=given.init,
+        name=given.name,
+        image=deploy.image,
+        command=["serve", *flags_of(deploy)],
+        env=env,
+        devices=devices,
+        group_add=groups,
+        group_add_from_host=from_host,
+        ipc_mode=given.ipc,
+        init=given.init,
         stop_timeout=given.stop_timeout,
         shm_size=engine_bytes(given.shm_size) if private and given.shm_size is not None else None,
-        ulimits={name: ({"soft": v.soft, "hard": v.hard} if isinstance(v, Ulimit) else {"soft": v, "hard": v})
-                 for name, v in sorted(ulimits.items())},
+        ulimits={
+            name: ({"soft": v.soft, "hard": v.hard} if isinstance(v, Ulimit) else {"soft": v, "hard": v})
+            for name, v in sorted(ulimits.items())
+        },
         security_opts=given.security_opts if given.security_opts is not None else list(defaults["security_opts"]),
         cap_add=sorted(_cap(c) for c in (given.cap_add if given.cap_add is not None else defaults["cap_add"])),
         cap_drop=sorted(_cap(c) for c in (given.cap_drop or [])),
-        privileged=given.privileged, read_only=given.read_only, tmpfs=list(given.tmpfs),
-        volumes=volumes + [v for v in given.volumes if v not in volumes], network_mode=given.network_mode,
-        ports=_ports(deploy), labels={}, user=given.user, healthcheck=_healthcheck(deploy, profile),
-        restart_policy=given.restart_policy)
-    labels = {LABEL + "backend": deploy.args.moe_backend, LABEL + "engine": deploy.engine,
-              LABEL + "plan-hash": plan_hash(spec, given.labels), LABEL + "profile": profile.name}
+        privileged=given.privileged,
+        read_only=given.read_only,
+        tmpfs=list(given.tmpfs),
+        volumes=volumes + [v for v in given.volumes if v not in volumes],
+        network_mode=given.network_mode,
+        ports=_ports(deploy),
+        labels={},
+        user=given.user,
+        healthcheck=_healthcheck(deploy, profile),
+        restart_policy=given.restart_policy,
+    )
+    labels = {
+        LABEL + "backend": deploy.args.moe_backend,
+        LABEL + "engine": deploy.engine,
+        LABEL + "plan-hash": plan_hash(spec, given.labels),
+        LABEL + "profile": profile.name,
+    }
     return ContainerSpec(**{**_shallow(spec), "labels": dict(sorted({**given.labels, **labels}.items()))})
 
 
@@ -140,7 +166,9 @@ def _groups(deploy: Deploy, facts: dict[str, Any], devices: list[str]) -> tuple[
     given = deploy.container.group_add
     if given is not None and "keep-groups" in given:
         return ["keep-groups"], []
-    nodes = ["/dev/kfd", "/dev/dri/renderD128"] if wants_gpu(deploy) and any(d.startswith("/dev/") for d in devices) else []
+    nodes = (
+        ["/dev/kfd", "/dev/dri/renderD128"] if wants_gpu(deploy) and any(d.startswith("/dev/") for d in devices) else []
+    )
     if given is not None and not given:
         return [], []  # the user asked for none (a root container needs none)
     known = host_groups(facts)
@@ -164,5 +192,10 @@ def _ports(deploy: Deploy) -> list[str]:
 def _healthcheck(deploy: Deploy, profile: Profile) -> dict[str, Any]:
     """Asks /health only: a correct answer is the smoke test's job. python3 is in both images, curl is not."""
     code = f"import urllib.request as u;u.urlopen('http://127.0.0.1:{deploy.args.port}/health',timeout=5)"
-    return {"test": ["CMD", "python3", "-c", code], "interval_s": 30, "timeout_s": 10, "retries": 3,
-            "start_period_s": profile.start_period_s}
+    return {
+        "test": ["CMD", "python3", "-c", code],
+        "interval_s": 30,
+        "timeout_s": 10,
+        "retries": 3,
+        "start_period_s": profile.start_period_s,
+    }

@@ -16,8 +16,13 @@ from megamoe.plan.effective import flags_of, layout_of
 from megamoe.plan.render import compose, run_command
 from megamoe.plan.rule import Context, Hit, Key, Rule
 
-RULES: tuple[Rule, ...] = (*rules_parallel.RULES, *rules_tokens.RULES, *rules_env.RULES, *memory.RULES,
-                           *rules_container.RULES)
+RULES: tuple[Rule, ...] = (
+    *rules_parallel.RULES,
+    *rules_tokens.RULES,
+    *rules_env.RULES,
+    *memory.RULES,
+    *rules_container.RULES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,15 @@ def judge(loaded: Loaded, facts: dict[str, Any]) -> Judged:
         bad.add(("model", "profile"))
         # The nearest contract still judges everything that does not depend on the profile.
         profile = load_profile("rehearsal" if loaded.deploy.engine == "reference" else "deepseek-v4-pro")
-    context = Context(loaded.deploy, profile, facts, {k: str(v) for k, v in loaded.deploy.env.items()},
-                      layout_of(loaded.deploy.args))
+    context = Context(
+        loaded.deploy, profile, facts, {k: str(v) for k, v in loaded.deploy.env.items()}, layout_of(loaded.deploy.args)
+    )
     for rule in RULES:
-        findings += [_finding(loaded, Finding(hit.code, hit.severity, hit.what, hit.why, hit.fix), hit.keys[0])
-                     for hit in rule(context) if not _blind(hit.keys, bad)]
+        findings += [
+            _finding(loaded, Finding(hit.code, hit.severity, hit.what, hit.why, hit.fix), hit.keys[0])
+            for hit in rule(context)
+            if not _blind(hit.keys, bad)
+        ]
     return Judged(_unique(findings), context)
 
 
@@ -60,22 +69,36 @@ def outcome_of(loaded: Loaded, facts: dict[str, Any]) -> Outcome:
     errors = sum(f.severity == "error" for f in judged.findings)
     if errors:
         reasons = "1 reason" if errors == 1 else f"{errors} reasons"
-        return Outcome("refused", Exit.REFUSED, f"{loaded.document.name}: {reasons}; nothing was started", judged.findings,
-                       {"engine": loaded.deploy.engine, "host": loaded.deploy.host})
+        return Outcome(
+            "refused",
+            Exit.REFUSED,
+            f"{loaded.document.name}: {reasons}; nothing was started",
+            judged.findings,
+            {"engine": loaded.deploy.engine, "host": loaded.deploy.host},
+        )
     data = plan_data(judged.context)
     warned = any(f.severity == "warn" for f in judged.findings)
-    return Outcome("warn" if warned else "pass", Exit.PASS, _summary(judged.context), judged.findings, data, _text(data))
+    return Outcome(
+        "warn" if warned else "pass", Exit.PASS, _summary(judged.context), judged.findings, data, _text(data)
+    )
 
 
 def plan_data(context: Context) -> dict[str, Any]:
     """Everything that would run, for Ansible, verify-deploy and people."""
     spec = build(context.deploy, context.profile, context.facts)
     return {
-        "host": context.deploy.host, "engine": context.deploy.engine, "container_engine": context.container.engine,
-        "profile": context.profile.name, "plan_hash": spec.labels["io.megamoe.plan-hash"],
-        "container": spec.as_dict(), "env": spec.env, "args": flags_of(context.deploy),
-        "docker_run": run_command(spec, context.deploy), "compose": compose(spec),
-        "memory": memory.budget(context), "limits": memory.limits(context),
+        "host": context.deploy.host,
+        "engine": context.deploy.engine,
+        "container_engine": context.container.engine,
+        "profile": context.profile.name,
+        "plan_hash": spec.labels["io.megamoe.plan-hash"],
+        "container": spec.as_dict(),
+        "env": spec.env,
+        "args": flags_of(context.deploy),
+        "docker_run": run_command(spec, context.deploy),
+        "compose": compose(spec),
+        "memory": memory.budget(context),
+        "limits": memory.limits(context),
     }
 
 
@@ -84,8 +107,16 @@ def _blind(keys: tuple[Key, ...], bad: set[Key]) -> bool:
 
 
 def _finding(loaded: Loaded, finding: Finding, key: Key) -> Finding:
-    return Finding(finding.code, finding.severity, finding.what, finding.why, finding.fix, host=loaded.deploy.host,
-                   file=loaded.document.name, line=loaded.document.line_of(key))
+    return Finding(
+        finding.code,
+        finding.severity,
+        finding.what,
+        finding.why,
+        finding.fix,
+        host=loaded.deploy.host,
+        file=loaded.document.name,
+        line=loaded.document.line_of(key),
+    )
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
@@ -94,13 +125,17 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 def _summary(c: Context) -> str:
     what = "fused MegaMoE" if c.mega else "standard MoE"
-    return (f"{c.deploy.host or 'host'}: {c.deploy.engine} with {what}, {c.layout.ranks} ranks, profile {c.profile.name}, "
-            f"{c.container.engine}")
+    return (
+        f"{c.deploy.host or 'host'}: {c.deploy.engine} with {what}, {c.layout.ranks} ranks, profile {c.profile.name}, "
+        f"{c.container.engine}"
+    )
 
 
 def _text(data: dict[str, Any]) -> str:
-    lines = ["memory per GPU:", *(f"  {row['what']:<34} {row['text']:>12}  {row['note']}".rstrip()
-                                  for row in data["memory"]["rows"])]
+    lines = [
+        "memory per GPU:",
+        *(f"  {row['what']:<34} {row['text']:>12}  {row['note']}".rstrip() for row in data["memory"]["rows"]),
+    ]
     lines += ["", "limits:", *(f"  {name:<34} {value}" for name, value in data["limits"].items())]
     return "\n".join([*lines, "", "run:", data["docker_run"]])
 

@@ -81,25 +81,40 @@ def budget(c: Context) -> dict[str, Any]:
         _row("  routed experts", experts, "fp4 and scales"),
         _row("  other weights", rest, "one copy per rank" if c.args.enable_dp_attention else "split over ranks"),
         _row("  MegaMoE buffers", wanted.buffers, "one set for all layers"),
-        _row("  left for KV and activations", kv if experts is not None else None,
-             "upper bound: activation peak not measured"),
+        _row(
+            "  left for KV and activations",
+            kv if experts is not None else None,
+            "upper bound: activation peak not measured",
+        ),
         _row("symmetric heap", heap, "outside the share; allocated in full at start"),
         _row("  of which needed", wanted.heap, f"ask for {human(ask)}" if ask else ""),
         _row("outside both", reserve_bytes(c), f"max_num_seqs {c.args.max_num_seqs}, by ROCm/ATOM issue 1164"),
         _row("unassigned", vram - share - heap - reserve_bytes(c), ""),
     ]
-    return {"rows": rows, "vram_bytes": vram, "engine_share_bytes": share, "expert_bytes": experts, "other_weight_bytes": rest,
-            "megamoe_buffer_bytes": wanted.buffers, "kv_and_activation_bytes": kv if experts is not None else None,
-            "heap_bytes": heap, "heap_needed_bytes": wanted.heap,
-            "heap_recommended_bytes": ask,
-            "reserve_bytes": reserve_bytes(c)}
+    return {
+        "rows": rows,
+        "vram_bytes": vram,
+        "engine_share_bytes": share,
+        "expert_bytes": experts,
+        "other_weight_bytes": rest,
+        "megamoe_buffer_bytes": wanted.buffers,
+        "kv_and_activation_bytes": kv if experts is not None else None,
+        "heap_bytes": heap,
+        "heap_needed_bytes": wanted.heap,
+        "heap_recommended_bytes": ask,
+        "reserve_bytes": reserve_bytes(c),
+    }
 
 
 def limits(c: Context) -> dict[str, Any]:
     """Token limits of this geometry and layout."""
-    out: dict[str, Any] = {"max_num_batched_tokens": tokens_per_rank(c.args), "validated": c.profile.validated_mbt,
-                           "ranks": c.layout.ranks, "ep_size": c.layout.ep_size,
-                           "experts_per_rank": c.profile.experts // max(1, c.layout.ep_size)}
+    out: dict[str, Any] = {
+        "max_num_batched_tokens": tokens_per_rank(c.args),
+        "validated": c.profile.validated_mbt,
+        "ranks": c.layout.ranks,
+        "ep_size": c.layout.ep_size,
+        "experts_per_rank": c.profile.experts // max(1, c.layout.ep_size),
+    }
     if c.mega:
         out["largest_legal"] = arithmetic.largest_legal(c.profile, max(1, c.layout.ep_size))
     return out
@@ -116,23 +131,41 @@ def heap(c: Context) -> Iterator[Hit]:
     text = c.env.get("MORI_SHMEM_HEAP_SIZE")
     wanted = need(c).heap
     offer = heap_to_ask_for(c)
-    advice = f'set env.MORI_SHMEM_HEAP_SIZE: "{offer}" ({human(offer)})' if offer else (
-        "set env.MORI_SHMEM_HEAP_SIZE after the other reasons are settled")
+    advice = (
+        f'set env.MORI_SHMEM_HEAP_SIZE: "{offer}" ({human(offer)})'
+        if offer
+        else ("set env.MORI_SHMEM_HEAP_SIZE after the other reasons are settled")
+    )
     if text is None and c.mega:
-        yield refuse("heap_not_given", "env.MORI_SHMEM_HEAP_SIZE is not set with args.moe_backend: mega",
-                     f"mori's default is {human(MORI_DEFAULT_HEAP)}"
-                     + (f", this plan needs {human(wanted)}" if wanted else "")
-                     + "; its own messages name three different defaults", advice, "env.MORI_SHMEM_HEAP_SIZE",
-                     "args.moe_backend")
+        yield refuse(
+            "heap_not_given",
+            "env.MORI_SHMEM_HEAP_SIZE is not set with args.moe_backend: mega",
+            f"mori's default is {human(MORI_DEFAULT_HEAP)}"
+            + (f", this plan needs {human(wanted)}" if wanted else "")
+            + "; its own messages name three different defaults",
+            advice,
+            "env.MORI_SHMEM_HEAP_SIZE",
+            "args.moe_backend",
+        )
     given = mori_bytes(text) if text is not None else None
     keys = ("env.MORI_SHMEM_HEAP_SIZE", "args.max_num_batched_tokens", "model.profile", "args.tensor_parallel")
     have = given if text is not None else (None if c.mega else MORI_DEFAULT_HEAP)
     if have is not None and wanted is not None and have < wanted:
-        yield refuse("heap_too_small", f"the symmetric heap is {human(have)} ({have} bytes), this plan needs {human(wanted)}",
-                     "'Out of static heap memory' at the first forward, after the whole model was loaded", advice, *keys)
+        yield refuse(
+            "heap_too_small",
+            f"the symmetric heap is {human(have)} ({have} bytes), this plan needs {human(wanted)}",
+            "'Out of static heap memory' at the first forward, after the whole model was loaded",
+            advice,
+            *keys,
+        )
     elif given is not None and offer is not None and given > 4 * offer and given >= 32 * GIB:
-        yield warn("heap_wasteful", f"the symmetric heap is {human(given)}, this plan needs {human(wanted or 0)}",
-                   "it is allocated in full at start, and lowers the room for KV one to one", advice, *keys)
+        yield warn(
+            "heap_wasteful",
+            f"the symmetric heap is {human(given)}, this plan needs {human(wanted or 0)}",
+            "it is allocated in full at start, and lowers the room for KV one to one",
+            advice,
+            *keys,
+        )
 
 
 def fits(c: Context) -> Iterator[Hit]:
@@ -141,25 +174,46 @@ def fits(c: Context) -> Iterator[Hit]:
         return
     vram = int(c.deploy.gpu.vram_gib * GIB)
     share, heap_size, reserve = int(vram * c.args.gpu_memory_utilization), heap_bytes(c), reserve_bytes(c)
-    keys = ("args.gpu_memory_utilization", "gpu.vram_gib", "env.MORI_SHMEM_HEAP_SIZE", "args.max_num_seqs",
-            "args.tensor_parallel", "args.enable_expert_parallel")
+    keys = (
+        "args.gpu_memory_utilization",
+        "gpu.vram_gib",
+        "env.MORI_SHMEM_HEAP_SIZE",
+        "args.max_num_seqs",
+        "args.tensor_parallel",
+        "args.enable_expert_parallel",
+    )
     if share + heap_size + reserve > vram:
         best = max(0.0, (vram - heap_size - reserve) / vram)
-        fix = (f"set args.gpu_memory_utilization: {int(best * 100) / 100:.2f}" if best >= 0.05 else
-               "lower env.MORI_SHMEM_HEAP_SIZE: it alone does not fit")
-        yield refuse("memory_over_card", f"{human(share)} (gpu_memory_utilization {c.args.gpu_memory_utilization}) + "
-                     f"{human(heap_size)} heap + {human(reserve)} outside both = {human(share + heap_size + reserve)} "
-                     f"on a card of {human(vram)}", "the heap is outside the engine's share, which at the pinned ATOM is "
-                     "sized without looking at it: out of memory after the load", fix, *keys)
+        fix = (
+            f"set args.gpu_memory_utilization: {int(best * 100) / 100:.2f}"
+            if best >= 0.05
+            else "lower env.MORI_SHMEM_HEAP_SIZE: it alone does not fit"
+        )
+        yield refuse(
+            "memory_over_card",
+            f"{human(share)} (gpu_memory_utilization {c.args.gpu_memory_utilization}) + "
+            f"{human(heap_size)} heap + {human(reserve)} outside both = {human(share + heap_size + reserve)} "
+            f"on a card of {human(vram)}",
+            "the heap is outside the engine's share, which at the pinned ATOM is "
+            "sized without looking at it: out of memory after the load",
+            fix,
+            *keys,
+        )
     experts, rest = weights_bytes(c)
     buffers = need(c).buffers or 0
     if experts is not None:
         total = experts + (rest or 0) + buffers
         if total >= share:
-            yield refuse("weights_over_share", f"weights and buffers take {human(total)} of the engine's {human(share)}",
-                         "nothing is left for KV: the engine stops after the load",
-                         "raise args.gpu_memory_utilization, use more ranks, or GPUs with more memory", *keys,
-                         "model.profile", "args.enable_dp_attention", "args.max_num_batched_tokens")
+            yield refuse(
+                "weights_over_share",
+                f"weights and buffers take {human(total)} of the engine's {human(share)}",
+                "nothing is left for KV: the engine stops after the load",
+                "raise args.gpu_memory_utilization, use more ranks, or GPUs with more memory",
+                *keys,
+                "model.profile",
+                "args.enable_dp_attention",
+                "args.max_num_batched_tokens",
+            )
 
 
 RULES = (heap, fits)

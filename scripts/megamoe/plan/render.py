@@ -36,9 +36,13 @@ def run_command(spec: ContainerSpec, deploy: Deploy) -> str:
     tail += [("--label", f"{key}={value}") for key, value in spec.labels.items()]
     check = spec.healthcheck
     # --health-cmd takes one string that the engine runs with a shell, hence the second level of quoting.
-    tail += [("--health-cmd", shlex.join(check["test"][1:])), ("--health-interval", f"{check['interval_s']}s"),
-             ("--health-timeout", f"{check['timeout_s']}s"), ("--health-retries", str(check["retries"])),
-             ("--health-start-period", f"{check['start_period_s']}s")]
+    tail += [
+        ("--health-cmd", shlex.join(check["test"][1:])),
+        ("--health-interval", f"{check['interval_s']}s"),
+        ("--health-timeout", f"{check['timeout_s']}s"),
+        ("--health-retries", str(check["retries"])),
+        ("--health-start-period", f"{check['start_period_s']}s"),
+    ]
     tail += [("--env", f"{key}={value}") for key, value in spec.env.items()]
     lines += [shlex.join(part) for part in tail]
     lines += [shlex.quote(spec.image), shlex.join(spec.command)]
@@ -52,25 +56,52 @@ def compose(spec: ContainerSpec) -> str:
     """
     import yaml
 
-    service: dict[str, Any] = {"container_name": spec.name, "image": spec.image, "command": spec.command,
-                               "environment": spec.env, "init": spec.init,
-                               "stop_grace_period": f"{spec.stop_timeout}s", "restart": spec.restart_policy,
-                               "ipc": spec.ipc_mode, "network_mode": spec.network_mode, "volumes": spec.volumes,
-                               "labels": spec.labels}
-    for key, value in (("devices", spec.devices), ("group_add", list(spec.group_add)), ("shm_size", spec.shm_size),
-                       ("security_opt", spec.security_opts), ("cap_add", spec.cap_add), ("cap_drop", spec.cap_drop),
-                       ("tmpfs", spec.tmpfs), ("ports", spec.ports), ("user", spec.user),
-                       ("ulimits", spec.ulimits), ("privileged", spec.privileged), ("read_only", spec.read_only)):
+    service: dict[str, Any] = {
+        "container_name": spec.name,
+        "image": spec.image,
+        "command": spec.command,
+        "environment": spec.env,
+        "init": spec.init,
+        "stop_grace_period": f"{spec.stop_timeout}s",
+        "restart": spec.restart_policy,
+        "ipc": spec.ipc_mode,
+        "network_mode": spec.network_mode,
+        "volumes": spec.volumes,
+        "labels": spec.labels,
+    }
+    for key, value in (
+        ("devices", spec.devices),
+        ("group_add", list(spec.group_add)),
+        ("shm_size", spec.shm_size),
+        ("security_opt", spec.security_opts),
+        ("cap_add", spec.cap_add),
+        ("cap_drop", spec.cap_drop),
+        ("tmpfs", spec.tmpfs),
+        ("ports", spec.ports),
+        ("user", spec.user),
+        ("ulimits", spec.ulimits),
+        ("privileged", spec.privileged),
+        ("read_only", spec.read_only),
+    ):
         if value:
             service[key] = value
     check = spec.healthcheck
-    service["healthcheck"] = {"test": check["test"], "interval": f"{check['interval_s']}s",
-                              "timeout": f"{check['timeout_s']}s", "retries": check["retries"],
-                              "start_period": f"{check['start_period_s']}s"}
+    service["healthcheck"] = {
+        "test": check["test"],
+        "interval": f"{check['interval_s']}s",
+        "timeout": f"{check['timeout_s']}s",
+        "retries": check["retries"],
+        "start_period": f"{check['start_period_s']}s",
+    }
     service = _escaped(service)
     if spec.group_add_from_host:
-        service["group_add"] = [*service.get("group_add", []), *(
-            f"${{{_variable(node)}:?export {_variable(node)}=`stat -c %g {node}`}}" for node in spec.group_add_from_host)]
+        service["group_add"] = [
+            *service.get("group_add", []),
+            *(
+                f"${{{_variable(node)}:?export {_variable(node)}=`stat -c %g {node}`}}"
+                for node in spec.group_add_from_host
+            ),
+        ]
     text: str = yaml.safe_dump({"services": {"moe": service}}, sort_keys=True, width=4096, allow_unicode=True)
     return text
 

@@ -12,8 +12,25 @@ from megamoe.plan.rule import Context, Hit, refuse, warn
 
 _IMAGE = re.compile(
     r"(?P<name>(?:[a-zA-Z0-9][a-zA-Z0-9.-]*(?::[0-9]{1,5})?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
-    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?\Z")
-_ULIMITS = ["core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"]
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?\Z"
+)
+_ULIMITS = [
+    "core",
+    "cpu",
+    "data",
+    "fsize",
+    "locks",
+    "memlock",
+    "msgqueue",
+    "nice",
+    "nofile",
+    "nproc",
+    "rss",
+    "rtprio",
+    "rttime",
+    "sigpending",
+    "stack",
+]
 MIN_STOP_TIMEOUT = 60  # seconds; ROCm/ATOM closes its ranks within 5 s + 1 s after open requests have ended
 
 
@@ -23,78 +40,157 @@ def image(c: Context) -> Iterator[Hit]:
         return
     found = _IMAGE.match(text)
     if found is None:
-        yield refuse("image_malformed", f"image is {text[:120]!r}", "neither NAME@sha256:<64 hex digits> nor sha256:ID",
-                     "give the reference that `docker inspect --format '{{index .RepoDigests 0}}' IMAGE` prints", "image")
+        yield refuse(
+            "image_malformed",
+            f"image is {text[:120]!r}",
+            "neither NAME@sha256:<64 hex digits> nor sha256:ID",
+            "give the reference that `docker inspect --format '{{index .RepoDigests 0}}' IMAGE` prints",
+            "image",
+        )
         return
     if found["digest"] is None:
-        yield refuse("image_not_pinned", f"image {text!r} has no digest",
-                     "a tag can be re-pointed: two hosts, or two days, would run different code under one name",
-                     "append @sha256:<digest> of the image that passed its gates", "image")
+        yield refuse(
+            "image_not_pinned",
+            f"image {text!r} has no digest",
+            "a tag can be re-pointed: two hosts, or two days, would run different code under one name",
+            "append @sha256:<digest> of the image that passed its gates",
+            "image",
+        )
     elif found["tag"] and not c.deploy.image_tag_is_comment:
-        yield refuse("image_tag_and_digest", f"image {text!r} has a tag and a digest",
-                     "the engine pulls by digest and ignores the tag without a word, so the tag may be untrue",
-                     "drop the tag, or set image_tag_is_comment: true (tag not verified)", "image")
-    if c.container.engine == "podman" and found["name"].split("/")[0] not in ("localhost",) and not re.match(
-            r"[^/]*[.:][^/]*/", found["name"]):
-        yield refuse("podman_short_name", f"image {text!r} names no registry",
-                     "podman has no default registry: it asks, or refuses without a terminal; docker would take docker.io",
-                     f"write the registry, such as docker.io/{'' if '/' in found['name'] else 'library/'}{found['name']}",
-                     "image", "container.engine")
+        yield refuse(
+            "image_tag_and_digest",
+            f"image {text!r} has a tag and a digest",
+            "the engine pulls by digest and ignores the tag without a word, so the tag may be untrue",
+            "drop the tag, or set image_tag_is_comment: true (tag not verified)",
+            "image",
+        )
+    if (
+        c.container.engine == "podman"
+        and found["name"].split("/")[0] not in ("localhost",)
+        and not re.match(r"[^/]*[.:][^/]*/", found["name"])
+    ):
+        yield refuse(
+            "podman_short_name",
+            f"image {text!r} names no registry",
+            "podman has no default registry: it asks, or refuses without a terminal; docker would take docker.io",
+            f"write the registry, such as docker.io/{'' if '/' in found['name'] else 'library/'}{found['name']}",
+            "image",
+            "container.engine",
+        )
 
 
 def ipc_and_shm(c: Context) -> Iterator[Hit]:
     ipc, shm = c.container.ipc, c.container.shm_size
     size = engine_bytes(shm) if shm is not None else None
     if ipc not in ("host", "private", "shareable", "none") and not ipc.startswith("container:"):
-        yield refuse("ipc_mode", f"container.ipc is {ipc!r}", "engines know host, private, shareable, none, container:NAME",
-                     "use host (what upstream runs) or private with a shm_size", "container.ipc")
+        yield refuse(
+            "ipc_mode",
+            f"container.ipc is {ipc!r}",
+            "engines know host, private, shareable, none, container:NAME",
+            "use host (what upstream runs) or private with a shm_size",
+            "container.ipc",
+        )
     if ipc == "none" and c.on_gpu:
-        yield refuse("ipc_mode", "container.ipc is 'none'", "the container gets no /dev/shm, and RCCL needs it",
-                     "use host, or private with shm_size: 16g", "container.ipc")
+        yield refuse(
+            "ipc_mode",
+            "container.ipc is 'none'",
+            "the container gets no /dev/shm, and RCCL needs it",
+            "use host, or private with shm_size: 16g",
+            "container.ipc",
+        )
     if shm is not None and (size is None or size == 0):
-        yield refuse("shm_size_malformed", f"container.shm_size is {shm!r}", "not a size the engines parse, or zero",
-                     "write it like 16g or 512m", "container.shm_size")
+        yield refuse(
+            "shm_size_malformed",
+            f"container.shm_size is {shm!r}",
+            "not a size the engines parse, or zero",
+            "write it like 16g or 512m",
+            "container.shm_size",
+        )
     elif shm is not None and ipc == "host":
         pair = f"container.ipc: host together with container.shm_size: {shm}"
         if c.container.engine == "podman":
-            yield refuse("podman_ipc_host_shm_size", pair, "podman refuses the pair: it exits 125 and starts nothing",
-                         "remove shm_size (the host's /dev/shm is used), or set ipc: private",
-                         "container.engine", "container.ipc", "container.shm_size")
+            yield refuse(
+                "podman_ipc_host_shm_size",
+                pair,
+                "podman refuses the pair: it exits 125 and starts nothing",
+                "remove shm_size (the host's /dev/shm is used), or set ipc: private",
+                "container.engine",
+                "container.ipc",
+                "container.shm_size",
+            )
         else:
-            yield warn("shm_size_no_effect", pair, "docker accepts shm_size but it has no effect: with ipc host the "
-                       "host's /dev/shm is used; it is left out of what is rendered",
-                       "remove shm_size, or set ipc: private to make it count", "container.ipc", "container.shm_size")
+            yield warn(
+                "shm_size_no_effect",
+                pair,
+                "docker accepts shm_size but it has no effect: with ipc host the "
+                "host's /dev/shm is used; it is left out of what is rendered",
+                "remove shm_size, or set ipc: private to make it count",
+                "container.ipc",
+                "container.shm_size",
+            )
     elif ipc in ("private", "shareable") and c.on_gpu:
         if shm is None:
-            yield refuse("shm_default_64m", f"container.ipc is {ipc!r} and container.shm_size is not given",
-                         "/dev/shm would be the 64 MiB default; RCCL then fails with 'unhandled system error'",
-                         "set ipc: host, or shm_size: 16g", "container.ipc", "container.shm_size")
+            yield refuse(
+                "shm_default_64m",
+                f"container.ipc is {ipc!r} and container.shm_size is not given",
+                "/dev/shm would be the 64 MiB default; RCCL then fails with 'unhandled system error'",
+                "set ipc: host, or shm_size: 16g",
+                "container.ipc",
+                "container.shm_size",
+            )
         elif size is not None and size <= 64 << 20:
-            yield refuse("shm_default_64m", f"container.shm_size is {human(size)}", "RCCL needs more than the 64 MiB "
-                         "default and fails with 'unhandled system error'", "set shm_size: 16g", "container.shm_size")
+            yield refuse(
+                "shm_default_64m",
+                f"container.shm_size is {human(size)}",
+                "RCCL needs more than the 64 MiB default and fails with 'unhandled system error'",
+                "set shm_size: 16g",
+                "container.shm_size",
+            )
         elif size is not None and size < 8 * GIB and c.layout.ranks > 1:
-            yield warn("shm_small", f"container.shm_size is {human(size)} for {c.layout.ranks} ranks",
-                       "below 8 GiB has been seen to run out; upstream CI uses 16 GiB", "set shm_size: 16g",
-                       "container.shm_size")
+            yield warn(
+                "shm_small",
+                f"container.shm_size is {human(size)} for {c.layout.ranks} ranks",
+                "below 8 GiB has been seen to run out; upstream CI uses 16 GiB",
+                "set shm_size: 16g",
+                "container.shm_size",
+            )
 
 
 def stopping(c: Context) -> Iterator[Hit]:
     make = refuse if c.on_gpu else warn
     if not c.container.init:
-        yield make("init_off", "container.init is false", "nothing reaps ranks that die; zombies keep GPU contexts and "
-                   "VRAM is held with no owner", "set container.init: true", "container.init")
+        yield make(
+            "init_off",
+            "container.init is false",
+            "nothing reaps ranks that die; zombies keep GPU contexts and VRAM is held with no owner",
+            "set container.init: true",
+            "container.init",
+        )
     if c.container.stop_timeout < MIN_STOP_TIMEOUT:
-        yield make("stop_timeout_short", f"container.stop_timeout is {c.container.stop_timeout} s",
-                   "ranks that are SIGKILLed in a collective leave VRAM held with no owner; requests need time to end",
-                   f"set container.stop_timeout: {MIN_STOP_TIMEOUT} or more", "container.stop_timeout")
+        yield make(
+            "stop_timeout_short",
+            f"container.stop_timeout is {c.container.stop_timeout} s",
+            "ranks that are SIGKILLed in a collective leave VRAM held with no owner; requests need time to end",
+            f"set container.stop_timeout: {MIN_STOP_TIMEOUT} or more",
+            "container.stop_timeout",
+        )
     policy = c.container.restart_policy
     if not re.fullmatch(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?", policy):
-        yield refuse("restart_policy", f"container.restart_policy is {policy!r}", "engines know no, on-failure[:N], "
-                     "unless-stopped and always", "use no", "container.restart_policy")
+        yield refuse(
+            "restart_policy",
+            f"container.restart_policy is {policy!r}",
+            "engines know no, on-failure[:N], unless-stopped and always",
+            "use no",
+            "container.restart_policy",
+        )
     elif policy != "no" and c.on_gpu:
-        yield warn("restart_without_gate", f"container.restart_policy is {policy!r}",
-                   "a restarted server takes traffic without its gates, and a crash loop hides the first cause",
-                   "use no: Ansible starts it again, then validates", "container.restart_policy")
+        yield warn(
+            "restart_without_gate",
+            f"container.restart_policy is {policy!r}",
+            "a restarted server takes traffic without its gates, and a crash loop hides the first cause",
+            "use no: Ansible starts it again, then validates",
+            "container.restart_policy",
+        )
 
 
 def devices(c: Context) -> Iterator[Hit]:
@@ -102,33 +198,67 @@ def devices(c: Context) -> Iterator[Hit]:
     listed = given if given is not None else list(c.profile.container["devices"])
     for device in listed:
         if not re.fullmatch(r"/dev/[A-Za-z0-9_./-]+(:/[A-Za-z0-9_./-]+)?(:[rwm]{1,3})?", device) and not re.fullmatch(
-                r"[a-z0-9.-]+/[a-z0-9-]+=[A-Za-z0-9._-]+", device):
-            yield refuse("device_malformed", f"container.devices has {device!r}", "neither a path below /dev nor a CDI "
-                         "name such as amd.com/gpu=all", "list /dev/kfd and /dev/dri", "container.devices")
+            r"[a-z0-9.-]+/[a-z0-9-]+=[A-Za-z0-9._-]+", device
+        ):
+            yield refuse(
+                "device_malformed",
+                f"container.devices has {device!r}",
+                "neither a path below /dev nor a CDI name such as amd.com/gpu=all",
+                "list /dev/kfd and /dev/dri",
+                "container.devices",
+            )
     for repeated in sorted({d for d in listed if listed.count(d) > 1}):
-        yield warn("device_twice", f"container.devices has {repeated!r} twice", "engines differ in what they do with it",
-                   "list it once", "container.devices")
+        yield warn(
+            "device_twice",
+            f"container.devices has {repeated!r} twice",
+            "engines differ in what they do with it",
+            "list it once",
+            "container.devices",
+        )
     if not c.on_gpu:
         return
     nodes = {d.split(":")[0] for d in listed}
     if any(n.startswith("amd.com/gpu=") for n in (d for d in listed)):
         return
-    missing = [n for n in ("/dev/kfd", "/dev/dri") if n not in nodes and not (
-        n == "/dev/dri" and any(d.startswith("/dev/dri/renderD") for d in nodes))]
+    missing = [
+        n
+        for n in ("/dev/kfd", "/dev/dri")
+        if n not in nodes and not (n == "/dev/dri" and any(d.startswith("/dev/dri/renderD") for d in nodes))
+    ]
     if missing:
-        yield refuse("device_missing", f"container.devices lacks {' and '.join(missing)}",
-                     "without /dev/kfd there is no compute, without the render nodes no memory; rocm-smi may still work",
-                     f"add {', '.join(missing)} to container.devices", "container.devices")
+        yield refuse(
+            "device_missing",
+            f"container.devices lacks {' and '.join(missing)}",
+            "without /dev/kfd there is no compute, without the render nodes no memory; rocm-smi may still work",
+            f"add {', '.join(missing)} to container.devices",
+            "container.devices",
+        )
     render = [d for d in nodes if d.startswith("/dev/dri/renderD")]
     if "/dev/dri" not in nodes and render and len(render) < c.layout.ranks:
-        yield refuse("device_missing", f"container.devices has {len(render)} render nodes for {c.layout.ranks} ranks",
-                     "each rank owns one GPU and MegaMoE needs all of them visible in every process",
-                     "list /dev/dri as a whole", "container.devices", "args.tensor_parallel")
-    kfd_rights = next((d.rsplit(":", 1)[1] for d in listed if d.startswith("/dev/kfd:") and d.count(":") and
-                       re.fullmatch(r"[rwm]+", d.rsplit(":", 1)[1])), "rw")
+        yield refuse(
+            "device_missing",
+            f"container.devices has {len(render)} render nodes for {c.layout.ranks} ranks",
+            "each rank owns one GPU and MegaMoE needs all of them visible in every process",
+            "list /dev/dri as a whole",
+            "container.devices",
+            "args.tensor_parallel",
+        )
+    kfd_rights = next(
+        (
+            d.rsplit(":", 1)[1]
+            for d in listed
+            if d.startswith("/dev/kfd:") and d.count(":") and re.fullmatch(r"[rwm]+", d.rsplit(":", 1)[1])
+        ),
+        "rw",
+    )
     if not {"r", "w"} <= set(kfd_rights):
-        yield refuse("device_rights", f"container.devices gives /dev/kfd with rights {kfd_rights!r}",
-                     "the runtime opens it for reading and writing", "write /dev/kfd without rights", "container.devices")
+        yield refuse(
+            "device_rights",
+            f"container.devices gives /dev/kfd with rights {kfd_rights!r}",
+            "the runtime opens it for reading and writing",
+            "write /dev/kfd without rights",
+            "container.devices",
+        )
 
 
 def groups(c: Context) -> Iterator[Hit]:
@@ -136,74 +266,144 @@ def groups(c: Context) -> Iterator[Hit]:
     known = host_groups(c.facts)
     if "keep-groups" in given:
         if c.container.engine == "docker":
-            yield refuse("keep_groups_docker", "container.group_add has keep-groups with engine docker",
-                         "it is podman's word; docker looks for a group of that name and fails",
-                         "leave group_add out: the numbers of /dev/kfd and renderD* are added", "container.group_add",
-                         "container.engine")
+            yield refuse(
+                "keep_groups_docker",
+                "container.group_add has keep-groups with engine docker",
+                "it is podman's word; docker looks for a group of that name and fails",
+                "leave group_add out: the numbers of /dev/kfd and renderD* are added",
+                "container.group_add",
+                "container.engine",
+            )
         if len(given) > 1:
-            yield refuse("keep_groups_alone", f"container.group_add is {given}",
-                         "podman refuses keep-groups together with any other group", "list keep-groups alone",
-                         "container.group_add")
+            yield refuse(
+                "keep_groups_alone",
+                f"container.group_add is {given}",
+                "podman refuses keep-groups together with any other group",
+                "list keep-groups alone",
+                "container.group_add",
+            )
         return
     if c.container.engine == "docker" and c.container.rootless and c.on_gpu:
-        yield refuse("rootless_groups", "container.rootless is true with engine docker", "the user namespace maps the "
-                     "host's render group away, and docker has no keep-groups: /dev/kfd stays closed",
-                     "run docker as root, or podman with group_add: [keep-groups]", "container.rootless", "container.engine")
+        yield refuse(
+            "rootless_groups",
+            "container.rootless is true with engine docker",
+            "the user namespace maps the "
+            "host's render group away, and docker has no keep-groups: /dev/kfd stays closed",
+            "run docker as root, or podman with group_add: [keep-groups]",
+            "container.rootless",
+            "container.engine",
+        )
     if c.container.engine == "podman" and c.container.rootless and c.on_gpu:
-        yield refuse("rootless_groups", "container.rootless is true without keep-groups", "in a user namespace a numeric "
-                     "group is another group on the host: /dev/kfd stays closed although rocm-smi works",
-                     "set container.group_add: [keep-groups] (needs crun)", "container.rootless", "container.group_add")
+        yield refuse(
+            "rootless_groups",
+            "container.rootless is true without keep-groups",
+            "in a user namespace a numeric "
+            "group is another group on the host: /dev/kfd stays closed although rocm-smi works",
+            "set container.group_add: [keep-groups] (needs crun)",
+            "container.rootless",
+            "container.group_add",
+        )
     names = [g for g in given if not g.isdecimal()]
     if names and c.on_gpu:
         numbers = known.numbers()
-        rendered = f"rendered as the numbers {', '.join(numbers)} of this host's device nodes" if numbers else (
-            "left out; the numbers of the device nodes are read on the host")
-        yield warn("group_names", f"container.group_add has names: {', '.join(names)}", "an engine looks a name up inside "
-                   f"the image, where render is another number than on the host; {rendered}",
-                   "leave group_add out", "container.group_add")
+        rendered = (
+            f"rendered as the numbers {', '.join(numbers)} of this host's device nodes"
+            if numbers
+            else ("left out; the numbers of the device nodes are read on the host")
+        )
+        yield warn(
+            "group_names",
+            f"container.group_add has names: {', '.join(names)}",
+            f"an engine looks a name up inside the image, where render is another number than on the host; {rendered}",
+            "leave group_add out",
+            "container.group_add",
+        )
     for number in (int(g) for g in given if g.isdecimal()):
         if number >= 1 << 32:
-            yield refuse("group_number", f"container.group_add has {number}", "a group number has 32 bits",
-                         "leave group_add out", "container.group_add")
+            yield refuse(
+                "group_number",
+                f"container.group_add has {number}",
+                "a group number has 32 bits",
+                "leave group_add out",
+                "container.group_add",
+            )
     needed = [n for n in known.numbers() if n != "0"]
     if given and not names and c.on_gpu and needed and not set(needed) <= set(given):
         lacking = sorted(set(needed) - set(given), key=int)
-        yield refuse("group_mismatch", f"container.group_add is {given}, but the device nodes of this host belong to "
-                     f"{', '.join(needed)}", "the container could not open /dev/kfd; rocm-smi would work all the same",
-                     f"add {', '.join(lacking)}, or leave group_add out", "container.group_add")
+        yield refuse(
+            "group_mismatch",
+            f"container.group_add is {given}, but the device nodes of this host belong to {', '.join(needed)}",
+            "the container could not open /dev/kfd; rocm-smi would work all the same",
+            f"add {', '.join(lacking)}, or leave group_add out",
+            "container.group_add",
+        )
     elif given and not names and c.on_gpu and not needed:
-        yield warn("group_hard_coded", f"container.group_add is {given}", "the numbers differ from host to host and no "
-                   "facts were given to check them", "leave group_add out, or give --facts", "container.group_add")
+        yield warn(
+            "group_hard_coded",
+            f"container.group_add is {given}",
+            "the numbers differ from host to host and no facts were given to check them",
+            "leave group_add out, or give --facts",
+            "container.group_add",
+        )
 
 
 def rights(c: Context) -> Iterator[Hit]:
     if c.container.privileged:
-        yield warn("privileged", "container.privileged is true", "the container gets every device and capability of the "
-                   "host; none of it has been shown to be needed", "set container.privileged: false",
-                   "container.privileged")
+        yield warn(
+            "privileged",
+            "container.privileged is true",
+            "the container gets every device and capability of the host; none of it has been shown to be needed",
+            "set container.privileged: false",
+            "container.privileged",
+        )
     user = c.container.user
     if user is not None and not re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", user):
-        yield refuse("user_not_numeric", f"container.user is {user!r}", "a name is looked up inside the image and may be "
-                     "another user there", 'write numbers, such as "1000:1000"', "container.user")
+        yield refuse(
+            "user_not_numeric",
+            f"container.user is {user!r}",
+            "a name is looked up inside the image and may be another user there",
+            'write numbers, such as "1000:1000"',
+            "container.user",
+        )
     both = sorted({x.upper() for x in c.container.cap_add or []} & {x.upper() for x in c.container.cap_drop or []})
     if both:
-        yield refuse("cap_both", f"{', '.join(both)} is in cap_add and in cap_drop", "engines disagree on which one wins",
-                     "keep one of the two", "container.cap_add", "container.cap_drop")
+        yield refuse(
+            "cap_both",
+            f"{', '.join(both)} is in cap_add and in cap_drop",
+            "engines disagree on which one wins",
+            "keep one of the two",
+            "container.cap_add",
+            "container.cap_drop",
+        )
     for name in c.container.ulimits or {}:
         if name not in _ULIMITS:
-            yield refuse("ulimit_unknown", f"container.ulimits has {name!r}", f"engines know {', '.join(_ULIMITS)}",
-                         "correct the name", "container.ulimits")
+            yield refuse(
+                "ulimit_unknown",
+                f"container.ulimits has {name!r}",
+                f"engines know {', '.join(_ULIMITS)}",
+                "correct the name",
+                "container.ulimits",
+            )
     for name, value in (c.container.ulimits or {}).items():
         if not isinstance(value, int) and value.hard != -1 and (value.soft > value.hard or value.soft == -1):
-            yield refuse("ulimit_order", f"container.ulimits.{name} has soft {value.soft} above hard {value.hard}",
-                         "the kernel refuses it and the container does not start", "raise hard or lower soft",
-                         "container.ulimits")
+            yield refuse(
+                "ulimit_order",
+                f"container.ulimits.{name} has soft {value.soft} above hard {value.hard}",
+                "the kernel refuses it and the container does not start",
+                "raise hard or lower soft",
+                "container.ulimits",
+            )
     if any("infiniband" in d for d in c.container.devices or []) and c.mega:
         memlock = (c.container.ulimits or c.profile.container["ulimits"]).get("memlock")
         if memlock not in (-1,) and getattr(memlock, "hard", None) != -1:
-            yield refuse("memlock", "RDMA devices are passed but ulimits.memlock is not -1",
-                         "the 8 MB default breaks memory registration", "set container.ulimits.memlock: -1",
-                         "container.devices", "container.ulimits")
+            yield refuse(
+                "memlock",
+                "RDMA devices are passed but ulimits.memlock is not -1",
+                "the 8 MB default breaks memory registration",
+                "set container.ulimits.memlock: -1",
+                "container.devices",
+                "container.ulimits",
+            )
 
 
 def volumes(c: Context) -> Iterator[Hit]:
@@ -211,62 +411,136 @@ def volumes(c: Context) -> Iterator[Hit]:
     for volume in c.container.volumes:
         parts = volume.split(":")
         if len(parts) not in (2, 3) or not all(parts):
-            yield refuse("volume_malformed", f"container.volumes has {volume!r}", "not HOST:CONTAINER[:OPTIONS]",
-                         "write both paths", "container.volumes")
+            yield refuse(
+                "volume_malformed",
+                f"container.volumes has {volume!r}",
+                "not HOST:CONTAINER[:OPTIONS]",
+                "write both paths",
+                "container.volumes",
+            )
             continue
         source, target = parts[0], parts[1]
         if not source.startswith("/") or ".." in source.split("/"):
-            yield refuse("volume_relative", f"container.volumes has {volume!r}", "a relative or climbing host path means "
-                         "another directory, or a named volume, on each engine", "write an absolute host path",
-                         "container.volumes")
+            yield refuse(
+                "volume_relative",
+                f"container.volumes has {volume!r}",
+                "a relative or climbing host path means another directory, or a named volume, on each engine",
+                "write an absolute host path",
+                "container.volumes",
+            )
         if not target.startswith("/"):
-            yield refuse("volume_malformed", f"container.volumes has {volume!r}", "the container path is not absolute",
-                         "write an absolute container path", "container.volumes")
+            yield refuse(
+                "volume_malformed",
+                f"container.volumes has {volume!r}",
+                "the container path is not absolute",
+                "write an absolute container path",
+                "container.volumes",
+            )
         if target in targets:
-            yield refuse("volume_twice", f"{volume!r} mounts {target}, which {targets[target]} mounts already",
-                         "the engine refuses two mounts at one place", "remove it", "container.volumes")
+            yield refuse(
+                "volume_twice",
+                f"{volume!r} mounts {target}, which {targets[target]} mounts already",
+                "the engine refuses two mounts at one place",
+                "remove it",
+                "container.volumes",
+            )
         targets[target] = repr(volume)
         if ".cache" in target.split("/") and digest_of(c.deploy.image)[:12] not in source:
-            yield refuse("cache_not_keyed", f"container.volumes has {volume!r}", "a compile cache that outlives its image "
-                         "serves stale generated code (NameError after an upgrade)",
-                         "use container.cache_dir, which is keyed by the image digest", "container.volumes", "image")
+            yield refuse(
+                "cache_not_keyed",
+                f"container.volumes has {volume!r}",
+                "a compile cache that outlives its image serves stale generated code (NameError after an upgrade)",
+                "use container.cache_dir, which is keyed by the image digest",
+                "container.volumes",
+                "image",
+            )
         if source.rstrip("/").endswith("docker.sock"):
-            yield refuse("engine_socket", f"container.volumes has {volume!r}", "it hands the host to the container",
-                         "remove it", "container.volumes")
-    for name, path in (("container.status_dir", c.container.status_dir), ("container.cache_dir", c.container.cache_dir),
-                       ("model.path", c.deploy.model.path), ("args.draft_model", c.args.draft_model)):
-        if path is not None and (not path.startswith("/") or ".." in path.split("/") or path.strip("/") == "" or
-                                 any(ch in path for ch in ":\n\0,") or path != path.strip()):
-            yield refuse("path_not_absolute", f"{name} is {path[:120]!r}", "a hub name or relative path would be resolved "
-                         "inside the container, where a download would vanish with it",
-                         "give an absolute host directory without ':' or '..'", name)
+            yield refuse(
+                "engine_socket",
+                f"container.volumes has {volume!r}",
+                "it hands the host to the container",
+                "remove it",
+                "container.volumes",
+            )
+    for name, path in (
+        ("container.status_dir", c.container.status_dir),
+        ("container.cache_dir", c.container.cache_dir),
+        ("model.path", c.deploy.model.path),
+        ("args.draft_model", c.args.draft_model),
+    ):
+        if path is not None and (
+            not path.startswith("/")
+            or ".." in path.split("/")
+            or path.strip("/") == ""
+            or any(ch in path for ch in ":\n\0,")
+            or path != path.strip()
+        ):
+            yield refuse(
+                "path_not_absolute",
+                f"{name} is {path[:120]!r}",
+                "a hub name or relative path would be resolved "
+                "inside the container, where a download would vanish with it",
+                "give an absolute host directory without ':' or '..'",
+                name,
+            )
 
 
 def network(c: Context) -> Iterator[Hit]:
     mode = c.container.network_mode
     if mode == "none":
-        yield refuse("network_none", "container.network_mode is 'none'", "nobody could reach the server",
-                     "use host or bridge", "container.network_mode")
+        yield refuse(
+            "network_none",
+            "container.network_mode is 'none'",
+            "nobody could reach the server",
+            "use host or bridge",
+            "container.network_mode",
+        )
     if mode == "host" and c.container.ports:
-        yield refuse("ports_with_host", f"container.ports {c.container.ports} with network_mode host",
-                     "published ports are discarded on the host network", "remove ports, or use network_mode: bridge",
-                     "container.ports", "container.network_mode")
+        yield refuse(
+            "ports_with_host",
+            f"container.ports {c.container.ports} with network_mode host",
+            "published ports are discarded on the host network",
+            "remove ports, or use network_mode: bridge",
+            "container.ports",
+            "container.network_mode",
+        )
     for port in c.container.ports:
         found = re.fullmatch(r"(?:[0-9.]+:|\[[0-9a-f:]+\]:)?([0-9]{1,5}):([0-9]{1,5})(?:/tcp)?", port)
         if found is None or not all(0 < int(n) < 65536 for n in found.groups()):
-            yield refuse("port_malformed", f"container.ports has {port!r}", "not [ADDRESS:]HOST:CONTAINER",
-                         "write such as 127.0.0.1:8000:8000", "container.ports")
+            yield refuse(
+                "port_malformed",
+                f"container.ports has {port!r}",
+                "not [ADDRESS:]HOST:CONTAINER",
+                "write such as 127.0.0.1:8000:8000",
+                "container.ports",
+            )
         elif int(found[2]) != c.args.port:
-            yield warn("port_other", f"container.ports has {port!r}, the server listens on {c.args.port}",
-                       "nothing answers behind that port", f"publish {c.args.port}", "container.ports", "args.port")
+            yield warn(
+                "port_other",
+                f"container.ports has {port!r}, the server listens on {c.args.port}",
+                "nothing answers behind that port",
+                f"publish {c.args.port}",
+                "container.ports",
+                "args.port",
+            )
     if c.args.port == c.args.internal_port:
-        yield refuse("port_taken", f"args.port and args.internal_port are both {c.args.port}",
-                     "the ranks' rendezvous holds that port before the server binds it: [Errno 98] after start-up",
-                     "use another port", "args.port", "args.internal_port")
+        yield refuse(
+            "port_taken",
+            f"args.port and args.internal_port are both {c.args.port}",
+            "the ranks' rendezvous holds that port before the server binds it: [Errno 98] after start-up",
+            "use another port",
+            "args.port",
+            "args.internal_port",
+        )
     for name, value in (("args.port", c.args.port), ("args.internal_port", c.args.internal_port)):
         if value == 29500:
-            yield refuse("port_taken", f"{name} is 29500", "ATOM's data-parallel group always takes 29500",
-                         "use another port", name)
+            yield refuse(
+                "port_taken",
+                f"{name} is 29500",
+                "ATOM's data-parallel group always takes 29500",
+                "use another port",
+                name,
+            )
 
 
 RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, network)

@@ -30,9 +30,24 @@ FORBIDDEN = {
 PREEMPT = ("ATOM_USE_TRITON_MOE", "ATOM_USE_TRITON_GEMM", "ATOM_USE_TRITON_MOE_DECODE")
 DEAD = ("FUSED_MEGA_COMPACT_ATOM", "FUSED_MEGA_W1_LOCAL")
 VISIBLE = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-_KNOWN = (*FORBIDDEN, *PREEMPT, *DEAD, *VISIBLE, *MEGA_ENV, "ATOM_MEGA_MTPR", "AITER_BF16_FP8_MOE_BOUND",
-          "ATOM_MOE_GU_ITLV", "MORI_SHMEM_HEAP_SIZE", "MORI_SHMEM_MODE", "MORI_SHMEM_HEAP_TYPE", "ATOM_DISABLE_MMAP",
-          "AITER_LOG_LEVEL", "ATOM_LOADER_NUM_THREADS", "ATOM_NUMA_BIND", "GPU_MAX_HW_QUEUES")
+_KNOWN = (
+    *FORBIDDEN,
+    *PREEMPT,
+    *DEAD,
+    *VISIBLE,
+    *MEGA_ENV,
+    "ATOM_MEGA_MTPR",
+    "AITER_BF16_FP8_MOE_BOUND",
+    "ATOM_MOE_GU_ITLV",
+    "MORI_SHMEM_HEAP_SIZE",
+    "MORI_SHMEM_MODE",
+    "MORI_SHMEM_HEAP_TYPE",
+    "ATOM_DISABLE_MMAP",
+    "AITER_LOG_LEVEL",
+    "ATOM_LOADER_NUM_THREADS",
+    "ATOM_NUMA_BIND",
+    "GPU_MAX_HW_QUEUES",
+)
 
 
 def truthy(text: str | None) -> bool:
@@ -43,13 +58,23 @@ def contract(c: Context) -> Iterator[Hit]:
     for name, wanted in c.profile.env_required.items():
         have = c.env.get(name)
         if have is None:
-            yield refuse("env_contract_missing", f"env.{name} is not set; {c.profile.name} needs {name}={wanted}",
-                         "without it the model answers fluently and wrongly (gsm8k 0.95 became 0.6), with no error",
-                         f'add env.{name}: "{wanted}"', f"env.{name}", "model.profile")
+            yield refuse(
+                "env_contract_missing",
+                f"env.{name} is not set; {c.profile.name} needs {name}={wanted}",
+                "without it the model answers fluently and wrongly (gsm8k 0.95 became 0.6), with no error",
+                f'add env.{name}: "{wanted}"',
+                f"env.{name}",
+                "model.profile",
+            )
         elif have != wanted:
-            yield refuse("env_contract", f"env.{name} is {have!r}; {c.profile.name} needs {wanted!r}",
-                         "with it the weights are laid out for one kernel and read by another: wrong answers, no error",
-                         f'set env.{name}: "{wanted}"', f"env.{name}", "model.profile")
+            yield refuse(
+                "env_contract",
+                f"env.{name} is {have!r}; {c.profile.name} needs {wanted!r}",
+                "with it the weights are laid out for one kernel and read by another: wrong answers, no error",
+                f'set env.{name}: "{wanted}"',
+                f"env.{name}",
+                "model.profile",
+            )
 
 
 def switches(c: Context) -> Iterator[Hit]:
@@ -58,43 +83,82 @@ def switches(c: Context) -> Iterator[Hit]:
         if have is None:
             continue
         if c.mega and name != "ATOM_FLYDSL_KERNELS_PATH" and have != wanted:
-            yield refuse("env_contradicts_backend", f"env.{name} is {have!r} with args.moe_backend: mega",
-                         f"mega is switched on by {name}={wanted}", f"remove env.{name}: the plan renders it",
-                         f"env.{name}", "args.moe_backend")
+            yield refuse(
+                "env_contradicts_backend",
+                f"env.{name} is {have!r} with args.moe_backend: mega",
+                f"mega is switched on by {name}={wanted}",
+                f"remove env.{name}: the plan renders it",
+                f"env.{name}",
+                "args.moe_backend",
+            )
         elif not c.mega and name != "ATOM_FLYDSL_KERNELS_PATH" and truthy(have):
-            yield refuse("env_contradicts_backend", f"env.{name} is {have!r} with args.moe_backend: standard",
-                         "it would switch the fused path on behind the plan's back",
-                         f"remove env.{name}, or set args.moe_backend: mega", f"env.{name}", "args.moe_backend")
+            yield refuse(
+                "env_contradicts_backend",
+                f"env.{name} is {have!r} with args.moe_backend: standard",
+                "it would switch the fused path on behind the plan's back",
+                f"remove env.{name}, or set args.moe_backend: mega",
+                f"env.{name}",
+                "args.moe_backend",
+            )
         elif c.mega and name == "ATOM_FLYDSL_KERNELS_PATH" and have != wanted:
             make = warn if have.startswith("/") else refuse
-            yield make("kernels_path", f"env.{name} is {have!r}", f"the image keeps the pinned kernels at {wanted}; "
-                       "another tree is not the one that was validated", f"remove env.{name}", f"env.{name}")
+            yield make(
+                "kernels_path",
+                f"env.{name} is {have!r}",
+                f"the image keeps the pinned kernels at {wanted}; another tree is not the one that was validated",
+                f"remove env.{name}",
+                f"env.{name}",
+            )
     for name, why in FORBIDDEN.items():
         if (name in c.env and c.env[name].strip().lower() not in ("", "0", "false", "no", "off")) or (
-                name.startswith("ATOM_DP_") and name in c.env):
+            name.startswith("ATOM_DP_") and name in c.env
+        ):
             yield refuse("env_forbidden", f"env.{name} is {c.env[name]!r}", why, f"remove env.{name}", f"env.{name}")
     if not c.mega:
         return
     for name in PREEMPT:
         if truthy(c.env.get(name)):
-            yield refuse("env_preempts_mega", f"env.{name} is {c.env[name]!r} with args.moe_backend: mega",
-                         "Triton's MoE path is taken before the fused one is asked", f"remove env.{name}",
-                         f"env.{name}", "args.moe_backend")
+            yield refuse(
+                "env_preempts_mega",
+                f"env.{name} is {c.env[name]!r} with args.moe_backend: mega",
+                "Triton's MoE path is taken before the fused one is asked",
+                f"remove env.{name}",
+                f"env.{name}",
+                "args.moe_backend",
+            )
     for name in DEAD:
         if name in c.env:
-            yield warn("env_dead", f"env.{name} is set", "no code of the pinned FlyDSL reads it",
-                       f"remove env.{name}", f"env.{name}")
+            yield warn(
+                "env_dead",
+                f"env.{name} is set",
+                "no code of the pinned FlyDSL reads it",
+                f"remove env.{name}",
+                f"env.{name}",
+            )
     if truthy(c.env.get("FLYDSL_RUNTIME_RUN_ONLY")):
-        yield warn("env_run_only", "env.FLYDSL_RUNTIME_RUN_ONLY is on", "unedited FlyDSL never stores MegaMoE's stage 1 "
-                   "and combine on disk, and then raises at the first forward",
-                   "remove it unless the image was built with ahead-of-time kernels", "env.FLYDSL_RUNTIME_RUN_ONLY")
+        yield warn(
+            "env_run_only",
+            "env.FLYDSL_RUNTIME_RUN_ONLY is on",
+            "unedited FlyDSL never stores MegaMoE's stage 1 and combine on disk, and then raises at the first forward",
+            "remove it unless the image was built with ahead-of-time kernels",
+            "env.FLYDSL_RUNTIME_RUN_ONLY",
+        )
     if c.env.get("FLYDSL_RUNTIME_ENABLE_CACHE", "1") == "0":
-        yield warn("env_no_cache", "env.FLYDSL_RUNTIME_ENABLE_CACHE is 0", "kernels compile in serving while peers spin",
-                   "remove it", "env.FLYDSL_RUNTIME_ENABLE_CACHE")
+        yield warn(
+            "env_no_cache",
+            "env.FLYDSL_RUNTIME_ENABLE_CACHE is 0",
+            "kernels compile in serving while peers spin",
+            "remove it",
+            "env.FLYDSL_RUNTIME_ENABLE_CACHE",
+        )
     if c.env.get("HSA_OVERRIDE_GFX_VERSION"):
-        yield refuse("env_gfx_override", f"env.HSA_OVERRIDE_GFX_VERSION is {c.env['HSA_OVERRIDE_GFX_VERSION']!r}",
-                     "kernels would be compiled for another GPU than the one they run on", "remove it",
-                     "env.HSA_OVERRIDE_GFX_VERSION")
+        yield refuse(
+            "env_gfx_override",
+            f"env.HSA_OVERRIDE_GFX_VERSION is {c.env['HSA_OVERRIDE_GFX_VERSION']!r}",
+            "kernels would be compiled for another GPU than the one they run on",
+            "remove it",
+            "env.HSA_OVERRIDE_GFX_VERSION",
+        )
 
 
 def visible_devices(c: Context) -> Iterator[Hit]:
@@ -105,12 +169,22 @@ def visible_devices(c: Context) -> Iterator[Hit]:
             continue
         listed = [part.strip() for part in c.env[name].split(",") if part.strip()]
         if len(listed) < c.layout.ranks or len(set(listed)) != len(listed):
-            yield refuse("visible_devices", f"env.{name} is {c.env[name]!r}: {len(set(listed))} GPUs for {c.layout.ranks} "
-                         "ranks", "it silently shrinks the set of GPUs, and MegaMoE needs device index = rank",
-                         f"remove env.{name}", f"env.{name}", "args.tensor_parallel")
+            yield refuse(
+                "visible_devices",
+                f"env.{name} is {c.env[name]!r}: {len(set(listed))} GPUs for {c.layout.ranks} ranks",
+                "it silently shrinks the set of GPUs, and MegaMoE needs device index = rank",
+                f"remove env.{name}",
+                f"env.{name}",
+                "args.tensor_parallel",
+            )
         elif c.mega and listed != [str(n) for n in range(len(listed))]:
-            yield refuse("visible_devices", f"env.{name} is {c.env[name]!r}", "it renumbers the GPUs; MegaMoE needs "
-                         "device index = rank on every process", f"remove env.{name}", f"env.{name}")
+            yield refuse(
+                "visible_devices",
+                f"env.{name} is {c.env[name]!r}",
+                "it renumbers the GPUs; MegaMoE needs device index = rank on every process",
+                f"remove env.{name}",
+                f"env.{name}",
+            )
 
 
 def mori(c: Context) -> Iterator[Hit]:
@@ -118,44 +192,82 @@ def mori(c: Context) -> Iterator[Hit]:
     if mode is not None and mode not in ("static_heap", "STATIC_HEAP"):
         plain = mode.strip().lower()
         if c.mega and plain in ("isolation", "vmm_heap"):
-            yield refuse("heap_mode", f"env.MORI_SHMEM_MODE is {mode!r} with args.moe_backend: mega",
-                         "FlyDSL's peer table needs the static heap; in this mode every pointer is 'not in symmetric heap "
-                         "[0x0, 0x0)' and the GPU faults", "remove env.MORI_SHMEM_MODE (static_heap is the default)",
-                         "env.MORI_SHMEM_MODE", "args.moe_backend")
+            yield refuse(
+                "heap_mode",
+                f"env.MORI_SHMEM_MODE is {mode!r} with args.moe_backend: mega",
+                "FlyDSL's peer table needs the static heap; in this mode every pointer is 'not in symmetric heap "
+                "[0x0, 0x0)' and the GPU faults",
+                "remove env.MORI_SHMEM_MODE (static_heap is the default)",
+                "env.MORI_SHMEM_MODE",
+                "args.moe_backend",
+            )
         elif plain not in ("isolation", "vmm_heap") or mode not in ("isolation", "ISOLATION", "vmm_heap", "VMM_HEAP"):
-            yield warn("heap_mode_unknown", f"env.MORI_SHMEM_MODE is {mode!r}", "mori knows static_heap, vmm_heap and "
-                       "isolation, all lower or all upper case; it takes static_heap for anything else",
-                       "write static_heap, or remove it", "env.MORI_SHMEM_MODE")
+            yield warn(
+                "heap_mode_unknown",
+                f"env.MORI_SHMEM_MODE is {mode!r}",
+                "mori knows static_heap, vmm_heap and "
+                "isolation, all lower or all upper case; it takes static_heap for anything else",
+                "write static_heap, or remove it",
+                "env.MORI_SHMEM_MODE",
+            )
     kind = c.env.get("MORI_SHMEM_HEAP_TYPE")
     if kind is not None and kind.lower() not in ("uncached", "normal"):
-        yield warn("heap_type_unknown", f"env.MORI_SHMEM_HEAP_TYPE is {kind!r}", "mori knows uncached and normal",
-                   "remove it", "env.MORI_SHMEM_HEAP_TYPE")
+        yield warn(
+            "heap_type_unknown",
+            f"env.MORI_SHMEM_HEAP_TYPE is {kind!r}",
+            "mori knows uncached and normal",
+            "remove it",
+            "env.MORI_SHMEM_HEAP_TYPE",
+        )
     size = c.env.get("MORI_SHMEM_HEAP_SIZE")
     if size is not None and mori_bytes(size) is None:
         read = mori_bytes_as_parsed(size)
         effect = "mori aborts on it" if read is None else f"mori reads it as {human(read)}"
-        yield refuse("heap_size_malformed", f"env.MORI_SHMEM_HEAP_SIZE is {size[:60]!r}: {effect}",
-                     "it knows K, M, G with B or iB, takes whole numbers only and ignores trailing text",
-                     "write such as 16G or 17179869184", "env.MORI_SHMEM_HEAP_SIZE")
+        yield refuse(
+            "heap_size_malformed",
+            f"env.MORI_SHMEM_HEAP_SIZE is {size[:60]!r}: {effect}",
+            "it knows K, M, G with B or iB, takes whole numbers only and ignores trailing text",
+            "write such as 16G or 17179869184",
+            "env.MORI_SHMEM_HEAP_SIZE",
+        )
 
 
 def form(c: Context) -> Iterator[Hit]:
     for name, value in c.env.items():
         if not _NAME.match(name):
-            yield refuse("env_name", f"env has the name {name[:60]!r}", "not a name that a shell or the engine keeps",
-                         "use letters, digits and _", f"env.{name}")
+            yield refuse(
+                "env_name",
+                f"env has the name {name[:60]!r}",
+                "not a name that a shell or the engine keeps",
+                "use letters, digits and _",
+                f"env.{name}",
+            )
         if "\n" in value or "\0" in value or len(value) > 32768:
-            yield refuse("env_value", f"env.{name} has a line break, NUL byte or more than 32768 characters",
-                         "engines cut or refuse such a value", "give one line", f"env.{name}")
+            yield refuse(
+                "env_value",
+                f"env.{name} has a line break, NUL byte or more than 32768 characters",
+                "engines cut or refuse such a value",
+                "give one line",
+                f"env.{name}",
+            )
         if _SECRET.search(name.upper()):
-            yield refuse("env_secret", f"env.{name} looks like a secret (value not shown)", "it would be readable in the "
-                         "plan, in `docker inspect` and in the process list", "remove it: weights are local, no hub is asked",
-                         f"env.{name}")
+            yield refuse(
+                "env_secret",
+                f"env.{name} looks like a secret (value not shown)",
+                "it would be readable in the plan, in `docker inspect` and in the process list",
+                "remove it: weights are local, no hub is asked",
+                f"env.{name}",
+            )
         elif name not in _KNOWN and re.match(r"(ATOM|MORI|AITER|FLYDSL|FUSED)_", name):
             near = get_close_matches(name, _KNOWN, n=1, cutoff=0.88)
             if near and near[0] not in c.env:
-                yield warn("env_near_miss", f"env.{name} is close to {near[0]}", "a variable that nothing reads has no "
-                           "effect and no error", f"did you mean {near[0]}?", f"env.{name}")
+                yield warn(
+                    "env_near_miss",
+                    f"env.{name} is close to {near[0]}",
+                    "a variable that nothing reads has no effect and no error",
+                    f"did you mean {near[0]}?",
+                    f"env.{name}",
+                )
 
 
 RULES = (contract, switches, visible_devices, mori, form)

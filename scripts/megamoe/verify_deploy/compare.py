@@ -44,12 +44,17 @@ def compare(spec: ContainerSpec, inspect: dict[str, Any], spelled: frozenset[str
     rows += _devices(spec, host)
     rows.append(_groups(spec, host))
     rows.append(_ulimits(spec, host))
-    rows += [_words("security_opts", spec.security_opts, _get(host, "SecurityOpt")),
-             _words("cap_add", spec.cap_add, _caps(host, "CapAdd")), _words("cap_drop", spec.cap_drop,
-                                                                             _caps(host, "CapDrop"))]
-    rows += [_simple("privileged", spec.privileged, _get(host, "Privileged")),
-             _simple("read_only", spec.read_only, _get(host, "ReadonlyRootfs")), _volumes(spec, inspect, host),
-             _restart(spec, host)]
+    rows += [
+        _words("security_opts", spec.security_opts, _get(host, "SecurityOpt")),
+        _words("cap_add", spec.cap_add, _caps(host, "CapAdd")),
+        _words("cap_drop", spec.cap_drop, _caps(host, "CapDrop")),
+    ]
+    rows += [
+        _simple("privileged", spec.privileged, _get(host, "Privileged")),
+        _simple("read_only", spec.read_only, _get(host, "ReadonlyRootfs")),
+        _volumes(spec, inspect, host),
+        _restart(spec, host),
+    ]
     if spec.user is not None:
         rows.append(_simple("user", spec.user, _get(config, "User")))
     rows += _labels(spec, config)
@@ -94,16 +99,25 @@ def _image(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
     wanted = digest_of(spec.image)
     texts = inspect.get("RepoDigests")
     seen = [str(t) for t in texts] if isinstance(texts, list) else []
-    seen += [str(v) for v in (inspect.get("ImageDigest"), inspect.get("ImageName"),
-                              _mapping(inspect, "Config").get("Image")) if v]
+    seen += [
+        str(v)
+        for v in (inspect.get("ImageDigest"), inspect.get("ImageName"), _mapping(inspect, "Config").get("Image"))
+        if v
+    ]
     found = list(dict.fromkeys(d for text in seen if (d := digest_of(text))))
     ident = digest_of(str(inspect.get("Image", ""))) or str(inspect.get("Image", ""))
     if spec.image.startswith("sha256:"):  # a loaded archive is pinned by image id
-        return _row("image digest", f"sha256:{wanted}", ident or "none", ident == wanted) if ident else _unknown(
-            "image digest", f"sha256:{wanted}")
+        return (
+            _row("image digest", f"sha256:{wanted}", ident or "none", ident == wanted)
+            if ident
+            else _unknown("image digest", f"sha256:{wanted}")
+        )
     if not found:
-        return _unknown("image digest", f"sha256:{wanted}", f"no digest in the inspection (image id {ident[:12] or 'none'});"
-                        " add the image's RepoDigests")
+        return _unknown(
+            "image digest",
+            f"sha256:{wanted}",
+            f"no digest in the inspection (image id {ident[:12] or 'none'}); add the image's RepoDigests",
+        )
     # Config.Image names what was asked for; a RepoDigests list or ImageDigest says what it is, so that one decides.
     real = [d for d in (digest_of(str(t)) for t in (texts if isinstance(texts, list) else [])) if d] or found
     return _row("image digest", f"sha256:{wanted}", ", ".join(f"sha256:{d}" for d in real), wanted in real)
@@ -111,9 +125,14 @@ def _image(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
 
 def _pairs(words: list[str]) -> dict[str, tuple[str, ...]]:
     """Flags with their values; --a=b is --a b, and aliases of ATOM are one name."""
-    alias = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pcp": "--prefill-context-parallel-size",
-             "--kv_cache_dtype": "--kv-cache-dtype", "--index_cache_dtype": "--index-cache-dtype",
-             "--enable-eplb": "--eplb-enable"}
+    alias = {
+        "-tp": "--tensor-parallel-size",
+        "-dp": "--data-parallel-size",
+        "-pcp": "--prefill-context-parallel-size",
+        "--kv_cache_dtype": "--kv-cache-dtype",
+        "--index_cache_dtype": "--index-cache-dtype",
+        "--enable-eplb": "--eplb-enable",
+    }
     out: dict[str, tuple[str, ...]] = {}
     current: str | None = None
     for word in words:
@@ -169,13 +188,18 @@ def _env(spec: ContainerSpec, config: dict[str, Any], spelled: frozenset[str]) -
     for name in sorted(running.keys() - spec.env.keys()):
         # The image brings variables of its own; only those that steer the engine count as an addition.
         if re.match(r"(ATOM|MORI|AITER|FLYDSL|FUSED_MEGA|HIP_VISIBLE|ROCR_VISIBLE|CUDA_VISIBLE|HSA_OVERRIDE)", name):
-            yield Row(f"env {name}", "unknown", "not planned", "set; from the image or by hand (compare with the image)")
+            yield Row(
+                f"env {name}", "unknown", "not planned", "set; from the image or by hand (compare with the image)"
+            )
 
 
 def _name(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
     name = inspect.get("Name")
-    return _unknown("name", spec.name) if not isinstance(name, str) else Row(
-        "name", "same" if name.lstrip("/") == spec.name else "unknown", spec.name, name.lstrip("/"))
+    return (
+        _unknown("name", spec.name)
+        if not isinstance(name, str)
+        else Row("name", "same" if name.lstrip("/") == spec.name else "unknown", spec.name, name.lstrip("/"))
+    )
 
 
 def _ipc(spec: ContainerSpec, host: dict[str, Any]) -> Row:
@@ -184,7 +208,9 @@ def _ipc(spec: ContainerSpec, host: dict[str, Any]) -> Row:
 
 def _shm(spec: ContainerSpec, host: dict[str, Any]) -> Row:
     if spec.ipc_mode == "host":
-        return Row("shm_size", "same", "host", "host") if host.get("IpcMode") == "host" else _unknown("shm_size", "host")
+        return (
+            Row("shm_size", "same", "host", "host") if host.get("IpcMode") == "host" else _unknown("shm_size", "host")
+        )
     wanted, have = spec.shm_size or DEFAULT_SHM, host.get("ShmSize")
     if not isinstance(have, int) or isinstance(have, bool):
         return _unknown("shm_size", human(wanted))
@@ -200,9 +226,14 @@ def _init(spec: ContainerSpec, host: dict[str, Any]) -> Row:
 
 def _network(spec: ContainerSpec, host: dict[str, Any]) -> Row:
     have = host.get("NetworkMode")
-    same = {"default": "bridge"}.get(str(have), str(have)) == {"default": "bridge"}.get(spec.network_mode,
-                                                                                      spec.network_mode)
-    return _unknown("network_mode", spec.network_mode) if have is None else _row("network_mode", spec.network_mode, have, same)
+    same = {"default": "bridge"}.get(str(have), str(have)) == {"default": "bridge"}.get(
+        spec.network_mode, spec.network_mode
+    )
+    return (
+        _unknown("network_mode", spec.network_mode)
+        if have is None
+        else _row("network_mode", spec.network_mode, have, same)
+    )
 
 
 def _devices(spec: ContainerSpec, host: dict[str, Any]) -> Iterator[Row]:
@@ -212,21 +243,33 @@ def _devices(spec: ContainerSpec, host: dict[str, Any]) -> Iterator[Row]:
         return
     have = {str(d.get("PathOnHost")) for d in listed or [] if isinstance(d, dict)}
     requests = host.get("DeviceRequests")
-    have |= {str(i) for r in (requests if isinstance(requests, list) else []) if isinstance(r, dict)
-             for i in r.get("DeviceIDs") or []}
+    have |= {
+        str(i)
+        for r in (requests if isinstance(requests, list) else [])
+        if isinstance(r, dict)
+        for i in r.get("DeviceIDs") or []
+    }
     wanted = {d.split(":")[0] for d in spec.devices}
     # podman lists what is inside a directory instead of the directory
     covered = {w for w in wanted if w in have or any(h.startswith(w + "/") for h in have)}
     extra = {h for h in have if not any(h == w or h.startswith(w + "/") for w in wanted)}
-    yield _row("devices", ", ".join(sorted(wanted)) or "none", ", ".join(sorted(have)) or "none",
-               covered == wanted and not extra)
+    yield _row(
+        "devices",
+        ", ".join(sorted(wanted)) or "none",
+        ", ".join(sorted(have)) or "none",
+        covered == wanted and not extra,
+    )
 
 
 def _groups(spec: ContainerSpec, host: dict[str, Any]) -> Row:
     listed = host.get("GroupAdd", _MISSING)
     if spec.group_add_from_host:
-        shown = "none" if listed in (_MISSING, None) else ", ".join(map(str, listed)) if isinstance(listed, list) else "?"
-        return _unknown("groups", "the numbers of " + ", ".join(spec.group_add_from_host), f"{shown}; give --facts to compare")
+        shown = (
+            "none" if listed in (_MISSING, None) else ", ".join(map(str, listed)) if isinstance(listed, list) else "?"
+        )
+        return _unknown(
+            "groups", "the numbers of " + ", ".join(spec.group_add_from_host), f"{shown}; give --facts to compare"
+        )
     return _words("groups", spec.group_add, listed)
 
 
@@ -254,8 +297,12 @@ def _ulimits(spec: ContainerSpec, host: dict[str, Any]) -> Row:
             name = str(entry.get("Name", "")).lower().removeprefix("rlimit_")  # podman writes RLIMIT_MEMLOCK
             have[name] = (entry.get("Soft"), entry.get("Hard"))
     # podman adds nofile and nproc of its own, so only planned limits and foreign ones that docker would list count
-    return _row("ulimits", _limits(wanted), _limits(have), all(have.get(n) == v for n, v in wanted.items())
-                and not have.keys() - wanted.keys() - {"nofile", "nproc"})
+    return _row(
+        "ulimits",
+        _limits(wanted),
+        _limits(have),
+        all(have.get(n) == v for n, v in wanted.items()) and not have.keys() - wanted.keys() - {"nofile", "nproc"},
+    )
 
 
 def _limits(limits: dict[str, tuple[Any, Any]]) -> str:
@@ -266,8 +313,11 @@ def _volumes(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any])
     planned = sorted(_bind(v) for v in spec.volumes)
     mounts, binds = inspect.get("Mounts"), host.get("Binds")
     if isinstance(mounts, list):
-        have = sorted((str(m.get("Source")), str(m.get("Destination")), m.get("RW") is False)
-                      for m in mounts if isinstance(m, dict) and m.get("Type", "bind") == "bind")
+        have = sorted(
+            (str(m.get("Source")), str(m.get("Destination")), m.get("RW") is False)
+            for m in mounts
+            if isinstance(m, dict) and m.get("Type", "bind") == "bind"
+        )
     elif isinstance(binds, list):
         have = sorted(_bind(str(b)) for b in binds)
     else:
