@@ -46,7 +46,17 @@ def _outcome(path: str, facts_path: str, collect: bool) -> Outcome:
                           why="facts are one JSON object", fix="write {...}")
         facts = loaded
     findings = [replace(f, host=deploy.host) for f in judge(facts, deploy)]
+    # Facts that somebody chose to give may be partial: what is absent is listed as unknown. Where we collected
+    # ourselves, not being able to know is a finding of its own.
+    unknown = [] if collect else [f for f in findings if f.code.startswith("UNKNOWN_")]
+    findings = [f for f in findings if f not in unknown]
     blocks = sum(f.severity == "error" for f in findings)
-    return outcome_from(findings, summary_ok=f"{deploy.host or 'host'}: nothing blocks the deployment",
-                        summary_bad=f"{deploy.host or 'host'}: {blocks} finding(s) block the deployment",
-                        bad_status="error", bad_exit=Exit.PRECONDITION, data={"facts": facts} if collect else {})
+    data: dict[str, Any] = {"unknown": [{"code": f.code, "what": f.what, "fix": f.fix} for f in unknown]}
+    if collect:
+        data["facts"] = facts
+    name = deploy.host or "host"
+    rest = f"; {len(unknown)} fact(s) unknown" if unknown else ""
+    return outcome_from(findings, summary_ok=f"{name}: nothing that is known blocks the deployment{rest}",
+                        summary_bad=f"{name}: {blocks} finding(s) block the deployment{rest}", bad_status="error",
+                        bad_exit=Exit.PRECONDITION, data=data,
+                        text="\n".join(f"unknown: {f.what} ({f.fix})" for f in unknown))

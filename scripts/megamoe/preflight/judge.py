@@ -34,7 +34,8 @@ def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
     if deploy.engine == "reference" and deploy.gpu.count == 0:
         return ports(facts, deploy) + shm(facts, deploy)
     return (permissions(facts, deploy) + vram(facts) + count(facts, deploy) + arch(facts, deploy) + kernel(facts)
-            + partition(facts) + ports(facts, deploy) + shm(facts, deploy) + disk(facts, deploy) + engine(facts, deploy))
+            + partition(facts) + ports(facts, deploy) + shm(facts, deploy) + disk(facts, deploy)
+            + engine(facts, deploy))
 
 
 def permissions(facts: Facts, deploy: Deploy) -> list[Finding]:
@@ -60,7 +61,8 @@ def permissions(facts: Facts, deploy: Deploy) -> list[Finding]:
         root = 0 in [g for g in have if _num(g) == 0]
         lacking = [g for g in groups if g not in have]
         if lacking and not root and opened != "OK":
-            return [_f("DEVICE_PERMISSION", "error", f"the container lacks group {', '.join(map(str, lacking))}", why, fix)]
+            return [_f("DEVICE_PERMISSION", "error", f"the container lacks group {', '.join(map(str, lacking))}", why,
+                       fix)]
     on_host = probe.get("host_open_kfd_rdwr")
     if opened is None and isinstance(on_host, str) and on_host not in ("OK", "EACCES", "EPERM"):
         return [_f("DEVICE_UNUSABLE", "error", f"opening /dev/kfd on the host gives {on_host[:20]}", why,
@@ -78,10 +80,10 @@ def vram(facts: Facts) -> list[Finding]:
         return [_f("UNKNOWN_VRAM", "warn", "VRAM in use is unknown", "a busy GPU makes the load fail after minutes",
                    "collect facts with amdgpu loaded, or give gpus[]")]
     out = []
-    used = {r.get("id"): u for r in rows if (u := _num(r.get("vram_used_mb"))) is not None and u > STRANDED_MB}
-    unread = [r.get("id") for r in rows if _num(r.get("vram_used_mb")) is None]
+    used = {str(r.get("id"))[:20]: u for r in rows if (u := _num(r.get("vram_used_mb"))) is not None and u > STRANDED_MB}
+    unread = [str(r.get("id"))[:20] for r in rows if _num(r.get("vram_used_mb")) is None]
     if unread:
-        out.append(_f("UNKNOWN_VRAM", "warn", f"VRAM in use is unknown for GPU {', '.join(map(str, unread[:16]))}",
+        out.append(_f("VRAM_UNREADABLE", "warn", f"VRAM in use is unknown for GPU {', '.join(map(str, unread[:16]))}",
                       "a busy GPU makes the load fail after minutes", "give vram_used_mb for each GPU"))
     if not used:
         return out
