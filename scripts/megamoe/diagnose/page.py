@@ -9,7 +9,8 @@ def page() -> str:
     """Markdown, byte-identical for the same catalogue."""
     by_rule = {r.id: r for r in rules()}
     out = ["# What `megamoe diagnose` can name", "",
-           "Generated from `scripts/megamoe/diagnose/catalogue.toml` by `python -m megamoe.diagnose.page`. Do not edit.", ""]
+           "Generated from `scripts/megamoe/diagnose/catalogue.toml` by `python -m megamoe.diagnose.page`. "
+           "Do not edit.", ""]
     for name, entry in sorted(advice().items()):
         rule = by_rule.get(name)
         if rule is not None and rule.kind in ("marker", "benign") and rule.fix in ("-", ""):

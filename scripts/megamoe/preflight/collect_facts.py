@@ -97,7 +97,8 @@ def kfd_nodes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
         if int(pairs.get("simd_count", "0") or 0) > 0:
             location, domain = int(pairs.get("location_id", 0)), int(pairs.get("domain", 0))
             version = int(pairs.get("gfx_target_version", 0))
-            out.append({"address": "%04x:%02x:%02x.%x" % (domain, location >> 8 & 255, location >> 3 & 31, location & 7),  # noqa: UP031
+            bus, slot, function = location >> 8 & 255, location >> 3 & 31, location & 7
+            out.append({"address": "%04x:%02x:%02x.%x" % (domain, bus, slot, function),  # noqa: UP031
                         "arch": "gfx%d%x%x" % (version // 10000, version // 100 % 100, version % 100)})  # noqa: UP031
     return out
 

@@ -80,7 +80,8 @@ def vram(facts: Facts) -> list[Finding]:
         return [_f("UNKNOWN_VRAM", "warn", "VRAM in use is unknown", "a busy GPU makes the load fail after minutes",
                    "collect facts with amdgpu loaded, or give gpus[]")]
     out = []
-    used = {str(r.get("id"))[:20]: u for r in rows if (u := _num(r.get("vram_used_mb"))) is not None and u > STRANDED_MB}
+    used = {str(r.get("id"))[:20]: u for r in rows
+            if (u := _num(r.get("vram_used_mb"))) is not None and u > STRANDED_MB}
     unread = [str(r.get("id"))[:20] for r in rows if _num(r.get("vram_used_mb")) is None]
     if unread:
         out.append(_f("VRAM_UNREADABLE", "warn", f"VRAM in use is unknown for GPU {', '.join(map(str, unread[:16]))}",
@@ -205,7 +206,8 @@ def shm(facts: Facts, deploy: Deploy) -> list[Finding]:
         return [_f("SHM_TOO_SMALL", "error", f"/dev/shm: {free:g} of {total:g} bytes free", "ranks talk through it",
                    "list leftovers with `ls -l /dev/shm`; give it more room")]
     if free < SHM_WANTED:
-        return [_f("SHM_SMALL", "warn", f"/dev/shm: {free:g} bytes free", "8 ranks may need 8 GiB", "give it more room")]
+        return [_f("SHM_SMALL", "warn", f"/dev/shm: {free:g} bytes free", "8 ranks may need 8 GiB",
+                   "give it more room")]
     return []
 
 
