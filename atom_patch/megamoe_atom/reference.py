@@ -397,12 +397,15 @@ class MegaMoE:
             picked: float32 [N, K, H], receives the bf16-rounded result of each (token, slot) that this rank owns.
         """
         ready = self._prepared.get(self._key())
-        if ready is not None and self.world_size == 1 and self.experts <= 2 * self.topk:
-            # Nearly every expert is used: three large products beat a loop of small ones by far.
+        if ready is not None and self.experts <= 2 * self.topk:
+            # Nearly every expert is used: a few large products beat a loop of small ones by far.
             hidden = (x @ ready.w13.flatten(0, 1).T).view(x.shape[0], self.epr, -1)
             y = torch.bmm(self._activation(hidden).transpose(0, 1), ready.w2.transpose(1, 2)).transpose(0, 1)
-            chosen = y.gather(1, ids.unsqueeze(-1).expand(-1, -1, self.model_dim))
-            picked.copy_((chosen.float() * weights.unsqueeze(-1)).to(torch.bfloat16))
+            local = ids - self.rank * self.epr
+            chosen = y.gather(1, local.clamp(0, self.epr - 1).unsqueeze(-1).expand(-1, -1, self.model_dim))
+            values = (chosen.float() * weights.unsqueeze(-1)).to(torch.bfloat16).float()
+            mine = ((local >= 0) & (local < self.epr)).unsqueeze(-1)
+            picked.copy_(torch.where(mine, values, picked))
             return
         base = self.rank * self.epr
         local = ids - base
