@@ -241,14 +241,9 @@ def _devices(spec: ContainerSpec, host: dict[str, Any]) -> Iterator[Row]:
     if listed is _MISSING:
         yield _unknown("devices", ", ".join(spec.devices) or "none")
         return
-    have = {str(d.get("PathOnHost")) for d in listed or [] if isinstance(d, dict)}
-    requests = host.get("DeviceRequests")
-    have |= {
-        str(i)
-        for r in (requests if isinstance(requests, list) else [])
-        if isinstance(r, dict)
-        for i in r.get("DeviceIDs") or []
-    }
+    have = {str(d.get("PathOnHost")) for d in _list(listed) if isinstance(d, dict)}
+    for request in _list(host.get("DeviceRequests")):
+        have |= {str(name) for name in _list(request.get("DeviceIDs"))} if isinstance(request, dict) else set()
     wanted = {d.split(":")[0] for d in spec.devices}
     # podman lists what is inside a directory instead of the directory
     covered = {w for w in wanted if w in have or any(h.startswith(w + "/") for h in have)}
@@ -259,6 +254,10 @@ def _devices(spec: ContainerSpec, host: dict[str, Any]) -> Iterator[Row]:
         ", ".join(sorted(have)) or "none",
         covered == wanted and not extra,
     )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _groups(spec: ContainerSpec, host: dict[str, Any]) -> Row:
