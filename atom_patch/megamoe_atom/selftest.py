@@ -128,6 +128,16 @@ def make_batch(geometry: Geometry, seed: int, tokens: int, routing: str = "balan
     return Batch(x.to(torch.bfloat16), ids.view(w, tokens, k).to(torch.int32), weights)
 
 
+def _numbers(packed: torch.Tensor, scale_e8m0: torch.Tensor) -> torch.Tensor:
+    """[N, K/2] bytes and [N, K/32] scales to float32 [N, K]: one table look-up gives both values of a byte."""
+    positive = torch.tensor(quant.FP4_VALUES)
+    value = torch.cat((positive, -positive))
+    byte = torch.arange(256)
+    pairs = torch.view_as_complex(torch.stack((value[byte & 15], value[byte >> 4]), dim=-1)).to(packed.device)
+    values = torch.view_as_real(pairs[packed.int()]).flatten(-2).unflatten(-1, (-1, quant.BLOCK))
+    return values.mul_(torch.exp2(scale_e8m0.float() - 127.0).unsqueeze(-1)).flatten(-2)
+
+
 def partial(raw: Weights, batch: Batch, geometry: Geometry, rank: int, limit: float | None = None) -> torch.Tensor:
     """float32 [W*n, H]: what the experts of `rank` contribute to every token. Plain torch, expert by expert.
 
@@ -136,20 +146,20 @@ def partial(raw: Weights, batch: Batch, geometry: Geometry, rank: int, limit: fl
     limit = geometry.swiglu_limit if limit is None else limit
     device = raw[0].device
     x = batch.x.flatten(0, 1).to(device)
-    ids, weights = batch.ids.flatten(0, 1).to(device), batch.weights.flatten(0, 1).to(device)
+    ids, weights = batch.ids.flatten(0, 1).cpu(), batch.weights.flatten(0, 1).to(device)
     out = torch.zeros(x.shape, dtype=torch.float32, device=device)
     first = rank * geometry.experts_per_rank
     for local in range(geometry.experts_per_rank):
-        token, slot = (ids == first + local).nonzero(as_tuple=True)
+        token, slot = (t.to(device) for t in (ids == first + local).nonzero(as_tuple=True))
         if not len(token):
             continue
-        w13 = quant.dequantize_mxfp4(raw[0][local], raw[1][local])
+        w13 = _numbers(raw[0][local], raw[1][local])
         gate, up = (x[token].float() @ w13.T).chunk(2, dim=-1)
         del w13
         if limit > 0:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         a = torch.nn.functional.silu(gate) * up
-        y = a @ quant.dequantize_mxfp4(raw[2][local], raw[3][local]).T
+        y = a @ _numbers(raw[2][local], raw[3][local]).T
         out.index_add_(0, token, y * weights[token, slot].unsqueeze(-1))
     return out
 
