@@ -222,8 +222,8 @@ def parse_yaml(text: str, name: str) -> Document:
             elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
                 stack.pop()
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
-        mark: Any = getattr(error, "problem_mark", None)
-        where = f"{name}:{mark.line + 1}" if mark is not None else name
+        spot: Any = getattr(error, "problem_mark", None)
+        where = f"{name}:{spot.line + 1}" if spot is not None else name
         what = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())[:200]
         raise _refuse("yaml_syntax", where, f"not YAML: {what}", "nothing in the file can be trusted until it parses",
                       "correct that line (indentation, quotes, brackets)") from None
@@ -261,7 +261,7 @@ def parse_json(text: str, name: str) -> Any:
 
     def finite_float(digits: str) -> float:
         value = float(digits)
-        return value if math.isfinite(value) else no_constant(digits[:40])  # type: ignore[no-any-return] # it raises
+        return value if math.isfinite(value) else no_constant(digits[:40])
 
     def bounded_int(digits: str) -> Any:
         return int(digits) if len(digits.lstrip("-")) <= _DIGITS_MAX else finite_float(digits)

@@ -193,7 +193,7 @@ def _unknown_key(key: Key) -> Reason:
     near = get_close_matches(_plain(name), [*model.model_fields], n=1, cutoff=0.55)
     elsewhere = [
         f"{other}.{name}"
-        for other, kind in {"": Deploy, **_SECTIONS}.items()
+        for other, kind in [("", Deploy), *_SECTIONS.items()]
         if other != section and name in kind.model_fields
     ]
     if near:

@@ -66,8 +66,8 @@ def host_groups(facts: dict[str, Any]) -> HostGroups:
     """Reads host.groups and host.dev from facts; anything of another shape counts as unknown."""
     host = facts.get("host")
     host = host if isinstance(host, dict) else {}
-    dev = host.get("dev") if isinstance(host.get("dev"), dict) else {}
-    named = host.get("groups") if isinstance(host.get("groups"), dict) else {}
+    dev: dict[str, Any] = host["dev"] if isinstance(host.get("dev"), dict) else {}
+    named: dict[str, Any] = host["groups"] if isinstance(host.get("groups"), dict) else {}
 
     def gid(node: Any) -> int | None:
         value = node.get("gid") if isinstance(node, dict) else None

@@ -70,6 +70,10 @@ def _seqs(c: Context) -> list[Change]:
     return [("args.max_num_seqs", max(1, min(c.args.max_num_seqs or 256, 512, most)))]
 
 
+def _none(c: Context) -> list[Change]:
+    return []
+
+
 def _divisible(c: Context) -> list[Change]:
     most = min(8, c.deploy.gpu.count) if c.on_gpu else 8
     ranks = next((n for n in range(most, 0, -1) if c.profile.experts % n == 0), 1)
@@ -153,7 +157,7 @@ def fit_outcome(loaded: Loaded, facts: dict[str, Any]) -> Outcome:
         judged = judge(current, facts)
         progress = False
         for finding in (f for f in judged.findings if f.severity == "error"):
-            for key, value in FIXERS.get(finding.code, lambda c: [])(judged.context):
+            for key, value in FIXERS.get(finding.code, _none)(judged.context):
                 old = _get(raw, key)
                 if old == value or (old is None and value is REMOVE):
                     continue
