@@ -191,9 +191,10 @@ def _unknown_key(key: Key) -> Reason:
     section, name = (str(key[0]), str(key[1])) if len(key) > 1 else ("", str(key[0]))
     model = _SECTIONS.get(section, Deploy) if section else Deploy
     near = get_close_matches(_plain(name), [*model.model_fields], n=1, cutoff=0.55)
+    sections: list[tuple[str, type[BaseModel]]] = [("", Deploy), *_SECTIONS.items()]
     elsewhere = [
         f"{other}.{name}"
-        for other, kind in [("", Deploy), *_SECTIONS.items()]
+        for other, kind in sections
         if other != section and name in kind.model_fields
     ]
     if near:

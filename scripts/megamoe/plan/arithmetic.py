@@ -47,7 +47,7 @@ def heap_to_ask_for(profile: Profile, ep_size: int, tokens: int, *, mega: bool) 
         return None
     if mega:
         return limits.heap_to_render(shape)
-    need = limits.mori_op_bytes(shape, tokens) + limits.HEAP_SLACK_BYTES
+    need: int = limits.mori_op_bytes(shape, tokens) + limits.HEAP_SLACK_BYTES
     return -(-need // limits.GIB) * limits.GIB
 
 
