@@ -21,8 +21,11 @@ from extract import FILTERS, is_correct
 
 def texts(row: dict[str, Any]) -> list[tuple[str, str, bool]]:
     """(model, solution in the task's form, publisher's mark) of each solution of a row."""
-    return [(k, v["solution"].replace("\nA: ", "\n#### "), bool(v["is_correct"])) for k, v in row.items()
-            if isinstance(v, dict) and "solution" in v]
+    return [
+        (k, v["solution"].replace("\nA: ", "\n#### "), bool(v["is_correct"]))
+        for k, v in row.items()
+        if isinstance(v, dict) and "solution" in v
+    ]
 
 
 def explain(name: str, text: str, target: str, ours: bool) -> str | None:
@@ -49,8 +52,11 @@ def main() -> int:
     try:
         from lm_eval.api.metrics import exact_match_hf_evaluate
         from lm_eval.filters.extraction import RegexFilter
-        engine = {"strict-match": RegexFilter(r"#### (\-?[0-9\.\,]+)"),
-                  "flexible-extract": RegexFilter(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", group_select=-1)}
+
+        engine = {
+            "strict-match": RegexFilter(r"#### (\-?[0-9\.\,]+)"),
+            "flexible-extract": RegexFilter(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", group_select=-1),
+        }
     except ImportError:
         engine = {}
         print("lm-eval is not importable here: run with its environment's python to compare with it")
@@ -66,8 +72,11 @@ def main() -> int:
                 ours = is_correct(found, target)
                 if engine:
                     theirs = engine[name].apply([[text]], [{}])[0][0]
-                    score = bool(exact_match_hf_evaluate([theirs], [target], regexes_to_ignore=[",", r"\$", r"(?s).*#### ", r"\.$"],
-                                                         ignore_case=True)["exact_match"])
+                    score = bool(
+                        exact_match_hf_evaluate(
+                            [theirs], [target], regexes_to_ignore=[",", r"\$", r"(?s).*#### ", r"\.$"], ignore_case=True
+                        )["exact_match"]
+                    )
                     if (theirs, score) != (found, ours):
                         unexplained += 1
                         print(f"lm-eval disagrees ({name}, {model}): {found!r} {ours} against {theirs!r} {score}")

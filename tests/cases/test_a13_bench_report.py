@@ -10,11 +10,28 @@ from typing import Any
 
 import pytest
 
-BENCH = {"backend": "openai", "num_prompts": 2048, "completed": 2048, "max_concurrency": 256, "input_len": 8192,
-         "output_len": 1024, "total_output_tokens": 2097152, "total_token_throughput": 30500.0, "mean_tpot_ms": 58.7,
-         "mean_ttft_ms": 0.0, "p99_ttft_ms": 0.0, "mean_itl_ms": 0.0}
+BENCH = {
+    "backend": "openai",
+    "num_prompts": 2048,
+    "completed": 2048,
+    "max_concurrency": 256,
+    "input_len": 8192,
+    "output_len": 1024,
+    "total_output_tokens": 2097152,
+    "total_token_throughput": 30500.0,
+    "mean_tpot_ms": 58.7,
+    "mean_ttft_ms": 0.0,
+    "p99_ttft_ms": 0.0,
+    "mean_itl_ms": 0.0,
+}
 DIGEST = "sha256:" + "1" * 64
-MEASURED = {"mean_ttft_ms": 812.4, "p99_ttft_ms": 1900.0, "mean_itl_ms": 57.9, "image_digest": DIGEST, "args": {"tp": 8}}
+MEASURED = {
+    "mean_ttft_ms": 812.4,
+    "p99_ttft_ms": 1900.0,
+    "mean_itl_ms": 57.9,
+    "image_digest": DIGEST,
+    "args": {"tp": 8},
+}
 
 
 def report(tmp_path: Path, bench: dict[str, Any], gate: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -43,19 +60,28 @@ def test_a13_twin_measured_latencies_and_a_pass_make_a_normal_report(tmp_path: P
     assert (code, out["status"], out["data"]["label"], out["data"]["may_be_ranked"]) == (0, "pass", "normal", True)
 
 
-@pytest.mark.parametrize("proof", [
-    pytest.param({"verdict": "FAIL", "image_digest": DIGEST, "args": {"tp": 8}}, id="gate failed"),
-    pytest.param({"verdict": "PASS", "image_digest": "sha256:" + "2" * 64, "args": {"tp": 8}}, id="another digest"),
-    pytest.param({"verdict": "PASS", "image_digest": DIGEST, "args": {"tp": 4}}, id="other arguments"),
-    pytest.param({"verdict": "PASS"}, id="digest not named")])
+@pytest.mark.parametrize(
+    "proof",
+    [
+        pytest.param({"verdict": "FAIL", "image_digest": DIGEST, "args": {"tp": 8}}, id="gate failed"),
+        pytest.param({"verdict": "PASS", "image_digest": "sha256:" + "2" * 64, "args": {"tp": 8}}, id="another digest"),
+        pytest.param({"verdict": "PASS", "image_digest": DIGEST, "args": {"tp": 4}}, id="other arguments"),
+        pytest.param({"verdict": "PASS"}, id="digest not named"),
+    ],
+)
 def test_a_proof_of_something_else_is_no_proof(tmp_path: Path, proof: dict[str, Any]) -> None:
     _, out = report(tmp_path, {**BENCH, **MEASURED}, {"data": proof})
     assert out["data"]["label"] == "diagnostic-only"
 
 
-@pytest.mark.parametrize("patch", [
-    pytest.param({"completed": 2000}, id="requests failed"), pytest.param({"total_output_tokens": 2048}, id="short answers"),
-    pytest.param({"cache_hit_rate": 0.4}, id="warm prefix cache")])
+@pytest.mark.parametrize(
+    "patch",
+    [
+        pytest.param({"completed": 2000}, id="requests failed"),
+        pytest.param({"total_output_tokens": 2048}, id="short answers"),
+        pytest.param({"cache_hit_rate": 0.4}, id="warm prefix cache"),
+    ],
+)
 def test_a_benchmark_that_did_not_do_its_work_counts_for_nothing(tmp_path: Path, patch: dict[str, Any]) -> None:
     code, out = report(tmp_path, {**BENCH, **MEASURED, **patch})
     assert code == 5 and out["data"]["label"] == "invalid"

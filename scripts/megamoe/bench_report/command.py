@@ -15,8 +15,12 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def bench_report(
     bench: Annotated[str, typer.Argument(help="Benchmark output, JSON.")],
-    gate: Annotated[str | None, typer.Option(help="Gate result (`megamoe gate --json`) of the same digest and args.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks that share the requests (default: BENCH's, else 8).", min=1)] = None,
+    gate: Annotated[
+        str | None, typer.Option(help="Gate result (`megamoe gate --json`) of the same digest and args.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks that share the requests (default: BENCH's, else 8).", min=1)
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the JSON envelope.")] = False,
 ) -> None:
     """Label benchmark figures honestly."""
@@ -28,8 +32,12 @@ def bench_report(
         body, proof = load_json(bench), load_json(gate) if gate else None
         for name, value in ((bench, body), (gate, proof)):
             if value is not None and not isinstance(value, dict):
-                raise Problem("input_shape", what=f"{name} is not a JSON object", why="its fields cannot be read",
-                              fix="give the file as the tool wrote it")
+                raise Problem(
+                    "input_shape",
+                    what=f"{name} is not a JSON object",
+                    why="its fields cannot be read",
+                    fix="give the file as the tool wrote it",
+                )
         return judge_bench(body, proof, ranks)
 
     run_verb("bench-report", work, json_output=json_output)

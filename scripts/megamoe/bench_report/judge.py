@@ -42,72 +42,127 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
             figures[key] = {"label": "invalid", "why": reason} if reason else {"label": "shown", "value": numbers[key]}
         if reason:
             dead_families.add(family)
-            invalid(f"LATENCY_INVALID_{family.upper()}", f"{family.upper()} is invalid: {reason} ({', '.join(sorted(members))})",
-                    "the client did not record it (no streaming, or no usage in the stream); it is not shown as a number",
-                    "measure with a streaming backend, then report again")
+            invalid(
+                f"LATENCY_INVALID_{family.upper()}",
+                f"{family.upper()} is invalid: {reason} ({', '.join(sorted(members))})",
+                "the client did not record it (no streaming, or no usage in the stream); it is not shown as a number",
+                "measure with a streaming backend, then report again",
+            )
         elif mean is None and not members:
             continue
     for key in _KNOWN_RATES:
         if key in bench:
             value = _number(bench[key])
             good = value is not None and value > 0
-            figures[key] = {"label": "shown", "value": value} if good else {"label": "invalid", "why": f"{bench[key]!r}"}
+            figures[key] = (
+                {"label": "shown", "value": value} if good else {"label": "invalid", "why": f"{bench[key]!r}"}
+            )
             if not good:
-                invalid("THROUGHPUT_INVALID", f"{key} is {bench[key]!r}", "nothing was measured", "run the benchmark again")
+                invalid(
+                    "THROUGHPUT_INVALID", f"{key} is {bench[key]!r}", "nothing was measured", "run the benchmark again"
+                )
     fatal = _completeness(bench, findings)
     concurrency = _positive_int(bench.get("max_concurrency"))
     data: dict[str, Any] = {"figures": figures, "ranks": world}
     text = []
     if concurrency:
         asked = concurrency / world
-        cap = _positive_int(bench.get("max_num_seqs")) or _positive_int((bench.get("args") or {}).get("max_num_seqs")
-                                                                         if isinstance(bench.get("args"), dict) else None)
+        cap = _positive_int(bench.get("max_num_seqs")) or _positive_int(
+            (bench.get("args") or {}).get("max_num_seqs") if isinstance(bench.get("args"), dict) else None
+        )
         effective = min(asked, cap) if cap else asked
         data["effective_concurrency_per_rank"] = effective
         text.append(f"effective concurrency per rank: {effective:g} ({concurrency} / {world})")
         if cap and asked > cap:
-            invalid("CONCURRENCY_CAPPED", f"concurrency {concurrency} is {asked:g} per rank, the server takes {cap:g}",
-                    "the rest waits in the queue, so latency is queueing", "report the effective batch beside it")
+            invalid(
+                "CONCURRENCY_CAPPED",
+                f"concurrency {concurrency} is {asked:g} per rank, the server takes {cap:g}",
+                "the rest waits in the queue, so latency is queueing",
+                "report the effective batch beside it",
+            )
     else:
-        invalid("CONCURRENCY_UNKNOWN", "max_concurrency is not given", "throughput means nothing without it",
-                "run the benchmark with a fixed concurrency")
+        invalid(
+            "CONCURRENCY_UNKNOWN",
+            "max_concurrency is not given",
+            "throughput means nothing without it",
+            "run the benchmark with a fixed concurrency",
+        )
     approved, why_not = _approved(bench, gate)
     if not approved:
-        findings.append(Finding("DIAGNOSTIC_ONLY", "warn", f"diagnostic only: {why_not}",
-                                "builds that scored 0 on gsm8k have shown full speed; no ranking without an accuracy proof",
-                                "run smoke and gsm8k on this digest and these arguments, then pass the gate's JSON as --gate"))
+        findings.append(
+            Finding(
+                "DIAGNOSTIC_ONLY",
+                "warn",
+                f"diagnostic only: {why_not}",
+                "builds that scored 0 on gsm8k have shown full speed; no ranking without an accuracy proof",
+                "run smoke and gsm8k on this digest and these arguments, then pass the gate's JSON as --gate",
+            )
+        )
     data["label"] = "invalid" if fatal else "normal" if approved else "diagnostic-only"
     data["may_be_ranked"] = approved and not fatal and not dead_families
     for key, figure in figures.items():
-        text.append(f"{key:<26} " + (f"{figure['value']:g}" if figure["label"] == "shown" else f"invalid ({figure['why']})")
-                    + ("" if approved or figure["label"] != "shown" else "  [diagnostic only]"))
+        text.append(
+            f"{key:<26} "
+            + (f"{figure['value']:g}" if figure["label"] == "shown" else f"invalid ({figure['why']})")
+            + ("" if approved or figure["label"] != "shown" else "  [diagnostic only]")
+        )
     if fatal:
-        return Outcome("invalid", Exit.NO_EVIDENCE, "the benchmark did not do what it was asked: no figure counts",
-                       findings, data, "\n".join(text))
+        return Outcome(
+            "invalid",
+            Exit.NO_EVIDENCE,
+            "the benchmark did not do what it was asked: no figure counts",
+            findings,
+            data,
+            "\n".join(text),
+        )
     warned = any(f.severity == "warn" for f in findings)
-    return Outcome("warn" if warned else "pass", Exit.PASS,
-                   "normal report" if data["label"] == "normal" else "figures for diagnosis only, not for publication",
-                   findings, data, "\n".join(text))
+    return Outcome(
+        "warn" if warned else "pass",
+        Exit.PASS,
+        "normal report" if data["label"] == "normal" else "figures for diagnosis only, not for publication",
+        findings,
+        data,
+        "\n".join(text),
+    )
 
 
 def _completeness(bench: dict[str, Any], findings: list[Finding]) -> bool:
     """Did it complete what it was asked? False means the figures stand."""
     asked, done = _number(bench.get("num_prompts")), _number(bench.get("completed"))
     if asked is None or done is None or asked <= 0 or asked != done:
-        findings.append(Finding("INCOMPLETE", "error", f"{bench.get('completed')} of {bench.get('num_prompts')} requests completed",
-                                "failed requests mixed into the figures make them faster or slower than the service",
-                                "find the failures, then measure again"))
+        findings.append(
+            Finding(
+                "INCOMPLETE",
+                "error",
+                f"{bench.get('completed')} of {bench.get('num_prompts')} requests completed",
+                "failed requests mixed into the figures make them faster or slower than the service",
+                "find the failures, then measure again",
+            )
+        )
         return True
     out, length = _number(bench.get("total_output_tokens")), _number(bench.get("output_len"))
     if out is not None and length and abs(out - done * length) > 0.02 * done * length:
-        findings.append(Finding("OUTPUT_SHORT", "error", f"{out:.0f} output tokens, {done:.0f} requests of {length:.0f} make "
-                                f"{done * length:.0f}", "answers that end early make throughput look better or worse",
-                                "run with ignore_eos, or report the real lengths"))
+        findings.append(
+            Finding(
+                "OUTPUT_SHORT",
+                "error",
+                f"{out:.0f} output tokens, {done:.0f} requests of {length:.0f} make {done * length:.0f}",
+                "answers that end early make throughput look better or worse",
+                "run with ignore_eos, or report the real lengths",
+            )
+        )
         return True
     hits = _number(bench.get("cache_hit_rate"))
     if hits is not None and hits > 0.01:
-        findings.append(Finding("PREFIX_CACHE_WARM", "error", f"prefix cache hits: {hits:.1%}", "a warm cache answers prompts that "
-                                "were not computed", "use a new seed or flush the cache"))
+        findings.append(
+            Finding(
+                "PREFIX_CACHE_WARM",
+                "error",
+                f"prefix cache hits: {hits:.1%}",
+                "a warm cache answers prompts that were not computed",
+                "use a new seed or flush the cache",
+            )
+        )
         return True
     return False
 

@@ -32,18 +32,37 @@ def compare(
         data: dict[str, Any] = {"before": before, "after": after}
         verdict, faults, notes = judge_pair(rules, b, a, data)
         if faults:
-            return Outcome("invalid", Exit.NO_EVIDENCE, f"cannot be compared: {faults[0].what}",
-                           [Finding.from_reason(r) for r in faults], data)
+            return Outcome(
+                "invalid",
+                Exit.NO_EVIDENCE,
+                f"cannot be compared: {faults[0].what}",
+                [Finding.from_reason(r) for r in faults],
+                data,
+            )
         paired = data["paired"]
-        texts = {(side, r.get("doc_id")): str(answer_of(r)) for side, rows in (("a", a.samples), ("b", b.samples))
-                 for r in rows or [] if r.get("filter", rules.filter_name) == rules.filter_name}
-        lines = [f"score {paired['baseline_score']:.4f} -> {paired['baseline_score'] - paired['loss']:.4f} on {paired['n']} "
-                 f"questions: {paired['lost']} lost, {paired['gained']} gained"]
+        texts = {
+            (side, r.get("doc_id")): str(answer_of(r))
+            for side, rows in (("a", a.samples), ("b", b.samples))
+            for r in rows or []
+            if r.get("filter", rules.filter_name) == rules.filter_name
+        }
+        lines = [
+            f"score {paired['baseline_score']:.4f} -> {paired['baseline_score'] - paired['loss']:.4f} on {paired['n']} "
+            f"questions: {paired['lost']} lost, {paired['gained']} gained"
+        ]
         for word, ids in (("lost", paired["lost_doc_ids"]), ("gained", paired["gained_doc_ids"])):
-            lines += [f"{word} {d}: {texts[('a', d)].strip()[-60:]!r} -> {texts[('b', d)].strip()[-60:]!r}" for d in ids[:10]]
+            lines += [
+                f"{word} {d}: {texts[('a', d)].strip()[-60:]!r} -> {texts[('b', d)].strip()[-60:]!r}" for d in ids[:10]
+            ]
         status = {"PASS": "pass", "FAIL": "fail", "INCONCLUSIVE": "inconclusive"}[verdict]
-        return Outcome(status, Exit.PASS if verdict == "PASS" else Exit.CHECK_FAILED,  # type: ignore[arg-type]
-                       notes[-1].what, notes, data, "\n".join(lines))
+        return Outcome(
+            status,
+            Exit.PASS if verdict == "PASS" else Exit.CHECK_FAILED,  # type: ignore[arg-type]
+            notes[-1].what,
+            notes,
+            data,
+            "\n".join(lines),
+        )
 
     run_verb("compare", work, json_output=json_output)
 
@@ -57,6 +76,11 @@ def _evidence(source: str) -> Any:
     evidence = load_evidence(source, None, str(record) if record.exists() else None)
     if evidence.samples is None:
         reason = evidence.faults[0].what if evidence.faults else f"{source} holds no samples*.jsonl"
-        raise Problem("samples_missing", what=reason, why="questions are compared one by one",
-                      fix="give a finished run folder or a samples file", exit_code=Exit.NO_EVIDENCE)
+        raise Problem(
+            "samples_missing",
+            what=reason,
+            why="questions are compared one by one",
+            fix="give a finished run folder or a samples file",
+            exit_code=Exit.NO_EVIDENCE,
+        )
     return evidence

@@ -46,17 +46,27 @@ def load_evidence(result: str, samples: str | None, run: str | None) -> Evidence
     elif evidence.run is not None and path.exists():
         home = _results_dir(evidence.run, Path(run).parent if run else Path())
         if home is not None and not any(path.resolve().is_relative_to(h) for h in home):
-            evidence.faults.append(Reason(
-                "RESULT_FOREIGN", f"{path} does not lie under this run's folder {evidence.run['results_dir']}",
-                "a file from elsewhere may belong to another run, another image or another day",
-                "give the result that this run wrote, or the run record that belongs to the file"))
+            evidence.faults.append(
+                Reason(
+                    "RESULT_FOREIGN",
+                    f"{path} does not lie under this run's folder {evidence.run['results_dir']}",
+                    "a file from elsewhere may belong to another run, another image or another day",
+                    "give the result that this run wrote, or the run record that belongs to the file",
+                )
+            )
     try:
         evidence.result = _mapping(load_json(path), str(path), "result")
     except Problem as problem:
         if problem.code != "json_number":
             raise
-        evidence.faults.append(Reason("SCORE_NOT_A_NUMBER", problem.reasons[0].what,
-                                      "a score that is not a number decides nothing", "run the evaluation again"))
+        evidence.faults.append(
+            Reason(
+                "SCORE_NOT_A_NUMBER",
+                problem.reasons[0].what,
+                "a score that is not a number decides nothing",
+                "run the evaluation again",
+            )
+        )
     evidence.result_path = path
     if samples is None and Path(result).is_dir():
         found = sorted(path.parent.glob("samples*.jsonl"))
@@ -77,17 +87,25 @@ def load_samples(path: str | Path) -> list[dict[str, Any]]:
         except (json.JSONDecodeError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise Problem("samples_line", what=f"{path}:{number}: not a JSON object: {line[:80]!r}",
-                          why="a truncated or mixed-up samples file cannot show which answers were empty",
-                          fix="give the complete samples file of this run")
+            raise Problem(
+                "samples_line",
+                what=f"{path}:{number}: not a JSON object: {line[:80]!r}",
+                why="a truncated or mixed-up samples file cannot show which answers were empty",
+                fix="give the complete samples file of this run",
+            )
         rows.append(row)
     return rows
 
 
 def _mapping(value: Any, where: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Problem("input_shape", what=f"{where}: the {what} is a {type(value).__name__}, not a JSON object",
-                      why="none of its fields can be read", fix=f"give the {what} file", exit_code=Exit.REFUSED)
+        raise Problem(
+            "input_shape",
+            what=f"{where}: the {what} is a {type(value).__name__}, not a JSON object",
+            why="none of its fields can be read",
+            fix=f"give the {what} file",
+            exit_code=Exit.REFUSED,
+        )
     return value
 
 
@@ -127,25 +145,38 @@ def _own_result(folder: Path, evidence: Evidence, run_home: Path | None) -> Path
         if isinstance(started, (int, float)) and not isinstance(started, bool):
             fresh = [c for c in candidates if isinstance(c[1].get("date"), (int, float)) and c[1]["date"] >= started]
             if candidates and not fresh:
-                evidence.faults.append(Reason(
-                    "RESULT_STALE", f"all {len(candidates)} result files of this run in {folder} are older than the "
-                    f"server's start ({started:.0f})", "they were measured on an earlier server, maybe another image",
-                    "run the evaluation again on the server that is up now"))
+                evidence.faults.append(
+                    Reason(
+                        "RESULT_STALE",
+                        f"all {len(candidates)} result files of this run in {folder} are older than the "
+                        f"server's start ({started:.0f})",
+                        "they were measured on an earlier server, maybe another image",
+                        "run the evaluation again on the server that is up now",
+                    )
+                )
                 return None
             candidates = fresh
         if everything:
             why_not = f"{everything} result files lie in it, none of them of run {run.get('run_id')!r}"
     if not candidates:
-        evidence.faults.append(Reason(
-            "RESULT_NOT_OF_THIS_RUN" if everything else "RESULT_MISSING", f"{folder}: {why_not}"
-            + (f"; unreadable: {unreadable[0]}" if unreadable else ""),
-            "yesterday's file, or another run's, says nothing about this one",
-            "look at the evaluation client's own output: it did not finish, or wrote elsewhere"))
+        evidence.faults.append(
+            Reason(
+                "RESULT_NOT_OF_THIS_RUN" if everything else "RESULT_MISSING",
+                f"{folder}: {why_not}" + (f"; unreadable: {unreadable[0]}" if unreadable else ""),
+                "yesterday's file, or another run's, says nothing about this one",
+                "look at the evaluation client's own output: it did not finish, or wrote elsewhere",
+            )
+        )
         return None
     if len(candidates) > 1:
-        evidence.faults.append(Reason(
-            "RESULT_AMBIGUOUS", f"{folder} holds {len(candidates)} results that could be this run's: "
-            + ", ".join(str(c[0].relative_to(folder)) for c in candidates[:4]),
-            "taking the newest would be a guess", "give the one result file, or a run record with its results_dir"))
+        evidence.faults.append(
+            Reason(
+                "RESULT_AMBIGUOUS",
+                f"{folder} holds {len(candidates)} results that could be this run's: "
+                + ", ".join(str(c[0].relative_to(folder)) for c in candidates[:4]),
+                "taking the newest would be a guess",
+                "give the one result file, or a run record with its results_dir",
+            )
+        )
         return None
     return candidates[0][0]

@@ -67,9 +67,22 @@ class Policy:
 
 _KEYS = {f.name: f for f in fields(Policy)}
 _REQUIRED = ("task", "metric", "num_fewshot", "n_required", "floor")
-_RATES = ("floor", "reference", "reference_alpha", "max_empty_rate", "max_truncated_rate", "max_error_rate",
-          "max_retry_rate", "max_filter_gap", "paired_find_loss", "paired_tolerated_loss", "paired_alpha",
-          "paired_power", "sequential_floor", "sequential_alpha")
+_RATES = (
+    "floor",
+    "reference",
+    "reference_alpha",
+    "max_empty_rate",
+    "max_truncated_rate",
+    "max_error_rate",
+    "max_retry_rate",
+    "max_filter_gap",
+    "paired_find_loss",
+    "paired_tolerated_loss",
+    "paired_alpha",
+    "paired_power",
+    "sequential_floor",
+    "sequential_alpha",
+)
 _COUNTS = ("num_fewshot", "n_required", "reference_n", "max_gen_toks")
 
 
@@ -89,15 +102,22 @@ def load_policy(source: str) -> Policy:
         path = POLICY_DIR / f"{source}.toml"
     elif path.suffix not in (".toml", ".json") and not path.exists():
         near = difflib.get_close_matches(source, packaged, 1)
-        raise Problem("policy_unknown", what=f"there is no policy named {source!r}",
-                      why=f"the packaged policies are: {', '.join(packaged)}",
-                      fix=f"use {near[0]!r}" if near else "name one of them, or give a .toml or .json file")
+        raise Problem(
+            "policy_unknown",
+            what=f"there is no policy named {source!r}",
+            why=f"the packaged policies are: {', '.join(packaged)}",
+            fix=f"use {near[0]!r}" if near else "name one of them, or give a .toml or .json file",
+        )
     if path.suffix == ".toml":
         try:
             raw: Any = tomllib.loads(read_text(path))
         except tomllib.TOMLDecodeError as error:
-            raise Problem("policy_syntax", what=f"{path} is not TOML: {error}", why="no key of it can be trusted",
-                          fix="correct that line") from None
+            raise Problem(
+                "policy_syntax",
+                what=f"{path} is not TOML: {error}",
+                why="no key of it can be trusted",
+                fix="correct that line",
+            ) from None
     else:
         raw = load_json(path)
     return parse_policy(raw, str(path), default_name=path.stem)
@@ -106,28 +126,46 @@ def load_policy(source: str) -> Policy:
 def parse_policy(raw: Any, where: str, default_name: str = "unnamed") -> Policy:
     """A policy from parsed data. Raises Problem (exit 2) with every key that is wrong."""
     if not isinstance(raw, dict):
-        raise Problem("policy_shape", what=f"{where} holds a {type(raw).__name__}, not an object of keys",
-                      why="the keys are the policy", fix="see policies/v4-pro-fused.toml for the form")
+        raise Problem(
+            "policy_shape",
+            what=f"{where} holds a {type(raw).__name__}, not an object of keys",
+            why="the keys are the policy",
+            fix="see policies/v4-pro-fused.toml for the form",
+        )
     problems: list[Problem] = []
 
     def bad(code: str, what: str, fix: str) -> None:
-        problems.append(Problem(code, what=f"{where}: {what}", fix=fix,
-                                why="a policy that is read wrongly would let a broken model through"))
+        problems.append(
+            Problem(
+                code,
+                what=f"{where}: {what}",
+                fix=fix,
+                why="a policy that is read wrongly would let a broken model through",
+            )
+        )
 
     for key in raw:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, 1)
-            bad("policy_key", f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-                f"write {near[0]!r}" if near else f"keys are: {', '.join(sorted(_KEYS))}")
+            bad(
+                "policy_key",
+                f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                f"write {near[0]!r}" if near else f"keys are: {', '.join(sorted(_KEYS))}",
+            )
     for key in _REQUIRED:
         if raw.get(key) is None:
             bad("policy_missing", f"{key!r} is missing", f"add {key}")
     values = {k: v for k, v in raw.items() if k in _KEYS and v is not None}
     for key in _RATES:
         value = values.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1):
-            bad("policy_value", f"{key}={value!r} is not a share between 0 and 1",
-                "write 0.90 for 90 %" if key in ("floor", "reference") else "write 0.01 for 1 %")
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1
+        ):
+            bad(
+                "policy_value",
+                f"{key}={value!r} is not a share between 0 and 1",
+                "write 0.90 for 90 %" if key in ("floor", "reference") else "write 0.01 for 1 %",
+            )
     for key in _COUNTS:
         value = values.get(key)
         least = 0 if key == "num_fewshot" else 1
@@ -137,8 +175,11 @@ def parse_policy(raw: Any, where: str, default_name: str = "unnamed") -> Policy:
         if key in values and not isinstance(values[key], str):
             bad("policy_value", f"{key}={values[key]!r} is not text", "quote it")
     if isinstance(values.get("metric"), str) and not all(values["metric"].partition(",")[::2]):
-        bad("policy_metric", f"metric={values['metric']!r} does not name a filter",
-            'write "exact_match,flexible-extract" or "exact_match,strict-match"')
+        bad(
+            "policy_metric",
+            f"metric={values['metric']!r} does not name a filter",
+            'write "exact_match,flexible-extract" or "exact_match,strict-match"',
+        )
     if values.get("endpoint") not in (None, "completions", "chat"):
         bad("policy_value", f"endpoint={values['endpoint']!r}", 'write "completions" or "chat"')
     version = values.get("task_version")
@@ -148,10 +189,19 @@ def parse_policy(raw: Any, where: str, default_name: str = "unnamed") -> Policy:
         bad("policy_value", f"paired_required={values['paired_required']!r}", "write true or false")
     if not problems:
         if values.get("paired_tolerated_loss", 0.0) >= values.get("paired_find_loss", 0.01):
-            bad("policy_value", "paired_tolerated_loss is not below paired_find_loss",
-                "a loss that is tolerated cannot be one that must be found: raise paired_find_loss")
-        for key in ("reference_alpha", "paired_alpha", "paired_power", "sequential_alpha", "sequential_floor",
-                    "paired_find_loss"):
+            bad(
+                "policy_value",
+                "paired_tolerated_loss is not below paired_find_loss",
+                "a loss that is tolerated cannot be one that must be found: raise paired_find_loss",
+            )
+        for key in (
+            "reference_alpha",
+            "paired_alpha",
+            "paired_power",
+            "sequential_alpha",
+            "sequential_floor",
+            "paired_find_loss",
+        ):
             if key in values and not 0 < values[key] < 1:
                 bad("policy_value", f"{key}={values[key]!r} must lie strictly between 0 and 1", "choose e.g. 0.05")
     if problems:

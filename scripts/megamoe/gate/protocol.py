@@ -24,7 +24,9 @@ def protocol_of(result: dict[str, Any], task: str) -> dict[str, Any]:
         "limit": config.get("limit"),
         "endpoint": _endpoint(str(config.get("model") or "")),
         "concurrency": _whole(args.get("num_concurrent")),
-        "max_gen_toks": _whole(args.get("max_gen_toks") or _mapping(task_config.get("generation_kwargs")).get("max_gen_toks")),
+        "max_gen_toks": _whole(
+            args.get("max_gen_toks") or _mapping(task_config.get("generation_kwargs")).get("max_gen_toks")
+        ),
         "dataset_sha256": metadata.get("dataset_sha256"),
         "fewshot_sha256": metadata.get("fewshot_sha256"),
         "until": _mapping(task_config.get("generation_kwargs")).get("until"),
@@ -34,7 +36,11 @@ def protocol_of(result: dict[str, Any], task: str) -> dict[str, Any]:
 
 def protocol_text(protocol: dict[str, Any]) -> str:
     """For the verdict line: a gsm8k number without these is not a number."""
-    parts = [f"{protocol['num_fewshot']}-shot", f"n {protocol['n_effective']}", f"task version {protocol['task_version']:g}"]
+    parts = [
+        f"{protocol['num_fewshot']}-shot",
+        f"n {protocol['n_effective']}",
+        f"task version {protocol['task_version']:g}",
+    ]
     for key, label in (("endpoint", "endpoint"), ("max_gen_toks", "max_gen_toks"), ("concurrency", "concurrency")):
         if protocol[key] is not None:
             parts.append(f"{label} {protocol[key]}")
@@ -87,4 +93,8 @@ def _number(value: Any) -> float | None:
 
 def _whole(value: Any) -> int | None:
     number = _number(value)
-    return int(number) if number is not None and number == number and abs(number) < 1e15 and number == int(number) else None
+    return (
+        int(number)
+        if number is not None and number == number and abs(number) < 1e15 and number == int(number)
+        else None
+    )

@@ -39,9 +39,14 @@ def summarise(rows: list[dict[str, Any]], policy_filter: str, metric: str) -> tu
     faults: list[Reason] = []
     if not mine:
         names = sorted({str(r.get("filter")) for r in rows})
-        faults.append(Reason("SAMPLES_FILTER", f"no sample line has the filter {policy_filter!r} (found: {names})",
-                             "the answers judged by the policy are not in this file",
-                             "give the samples of the same evaluation and filter"))
+        faults.append(
+            Reason(
+                "SAMPLES_FILTER",
+                f"no sample line has the filter {policy_filter!r} (found: {names})",
+                "the answers judged by the policy are not in this file",
+                "give the samples of the same evaluation and filter",
+            )
+        )
     ids: list[int] = []
     odd = 0
     right_by_doc: dict[int, bool] = {}
@@ -71,16 +76,36 @@ def summarise(rows: list[dict[str, Any]], policy_filter: str, metric: str) -> tu
         elif row["finish_reason"] in ("length", "max_tokens"):
             truncated += 1
     if odd:
-        faults.append(Reason("SAMPLES_SHAPE", f"{odd} of {len(mine)} sample lines lack a doc_id or a {metric} of 0 or 1",
-                             "they cannot be counted, and leaving them out would change the score",
-                             "give the samples file as lm-evaluation-harness wrote it"))
+        faults.append(
+            Reason(
+                "SAMPLES_SHAPE",
+                f"{odd} of {len(mine)} sample lines lack a doc_id or a {metric} of 0 or 1",
+                "they cannot be counted, and leaving them out would change the score",
+                "give the samples file as lm-evaluation-harness wrote it",
+            )
+        )
     twice = sorted(d for d, c in Counter(ids).items() if c > 1)
     if twice:
-        faults.append(Reason("SAMPLES_DUPLICATE", f"{len(twice)} documents are answered more than once "
-                             f"(first: {twice[:3]})", "a question that counts twice moves the score",
-                             "give the samples of one run; do not join files"))
-    facts = SampleFacts(len(ids), sum(right_by_doc.values()), empty, truncated, truncation_known, failed, unparsed,
-                        garbage, right_by_doc, prompts)
+        faults.append(
+            Reason(
+                "SAMPLES_DUPLICATE",
+                f"{len(twice)} documents are answered more than once (first: {twice[:3]})",
+                "a question that counts twice moves the score",
+                "give the samples of one run; do not join files",
+            )
+        )
+    facts = SampleFacts(
+        len(ids),
+        sum(right_by_doc.values()),
+        empty,
+        truncated,
+        truncation_known,
+        failed,
+        unparsed,
+        garbage,
+        right_by_doc,
+        prompts,
+    )
     return facts, faults
 
 

@@ -27,7 +27,9 @@ def gsm8k(
     timeout: Annotated[float, typer.Option(help="Seconds per request.")] = 300.0,
     model: Annotated[str | None, typer.Option(help="Served name (default: the only one listed).")] = None,
     server_started: Annotated[str | None, typer.Option(help="Start of the server, epoch seconds or ISO time.")] = None,
-    image_created: Annotated[str | None, typer.Option(help="Build time of the image, epoch seconds or ISO time.")] = None,
+    image_created: Annotated[
+        str | None, typer.Option(help="Build time of the image, epoch seconds or ISO time.")
+    ] = None,
     image_digest: Annotated[str | None, typer.Option(help="Digest of the running image, for provenance.")] = None,
     api_key_file: Annotated[str | None, typer.Option(help="File with the API key (else MEGAMOE_API_KEY).")] = None,
     early_stop: Annotated[bool, typer.Option(help="Stop a broken model early.")] = True,
@@ -39,8 +41,28 @@ def gsm8k(
     def work() -> Outcome:
         from megamoe.gsm8k.run import Request, run_gsm8k
 
-        return run_gsm8k(Request(
-            url, dataset, out, policy, fewshot, limit, num_fewshot, concurrency, endpoint, max_gen_toks, max_retries,
-            timeout, model, server_started, image_created, image_digest, api_key_file, early_stop, fresh))
+        return run_gsm8k(
+            Request(
+                url,
+                dataset,
+                out,
+                policy,
+                fewshot,
+                limit,
+                num_fewshot,
+                concurrency,
+                endpoint,
+                max_gen_toks,
+                max_retries,
+                timeout,
+                model,
+                server_started,
+                image_created,
+                image_digest,
+                api_key_file,
+                early_stop,
+                fresh,
+            )
+        )
 
     run_verb("gsm8k", work, json_output=json_output)

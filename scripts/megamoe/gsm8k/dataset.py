@@ -28,17 +28,30 @@ def load_questions(path: str | Path) -> tuple[list[dict[str, str]], str]:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
             row = None
-        good = isinstance(row, dict) and all(isinstance(row.get(k), str) and row[k].strip() for k in ("question", "answer"))
+        good = isinstance(row, dict) and all(
+            isinstance(row.get(k), str) and row[k].strip() for k in ("question", "answer")
+        )
         if not good or "#### " not in row["answer"]:
-            raise Problem("dataset_line", what=f"{path}:{number}: not a question with an answer after '#### ': {line[:80]!r}",
-                          why="leaving the line out would change the question set without a word",
-                          fix="correct or remove that line")
+            raise Problem(
+                "dataset_line",
+                what=f"{path}:{number}: not a question with an answer after '#### ': {line[:80]!r}",
+                why="leaving the line out would change the question set without a word",
+                fix="correct or remove that line",
+            )
         if row["question"] in seen:
-            raise Problem("dataset_duplicate", what=f"{path}:{number}: the same question as line {seen[row['question']]}",
-                          why="a question that counts twice moves the score", fix="remove one of them")
+            raise Problem(
+                "dataset_duplicate",
+                what=f"{path}:{number}: the same question as line {seen[row['question']]}",
+                why="a question that counts twice moves the score",
+                fix="remove one of them",
+            )
         seen[row["question"]] = number
         rows.append({"question": row["question"], "answer": row["answer"]})
     if not rows:
-        raise Problem("dataset_empty", what=f"{path} holds no question", why="there is nothing to ask",
-                      fix="give a GSM8K-format JSONL file")
+        raise Problem(
+            "dataset_empty",
+            what=f"{path} holds no question",
+            why="there is nothing to ask",
+            fix="give a GSM8K-format JSONL file",
+        )
     return rows, hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -18,9 +18,12 @@ def base_url(url: str) -> str:
     """http://host:port without /v1. Raises Problem (exit 2) for anything that is not an http(s) address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise Problem("url", what=f"{url.split('@')[-1]!r} is not a server address",
-                      why="requests go to http(s)://HOST[:PORT]; a key in the address would end up in logs",
-                      fix="write http://HOST:8000 and pass the key as MEGAMOE_API_KEY")
+        raise Problem(
+            "url",
+            what=f"{url.split('@')[-1]!r} is not a server address",
+            why="requests go to http(s)://HOST[:PORT]; a key in the address would end up in logs",
+            fix="write http://HOST:8000 and pass the key as MEGAMOE_API_KEY",
+        )
     return re.sub(r"(/v1)?/*$", "", url)
 
 
@@ -38,11 +41,20 @@ def client(base: str, key: str | None, timeout_s: float = 30.0) -> httpx.Client:
 def unreachable(base: str, error: Exception) -> Problem:
     text = f"{type(error).__name__}: {error}"[:200]
     if "SSL" in text or "certificate" in text.lower():
-        return Problem("tls", what=f"TLS to {base} failed: {text}", why="the server's certificate was not accepted, or it "
-                       "does not speak TLS on this port", fix="check http against https, or set SSL_CERT_FILE to your CA",
-                       exit_code=Exit.UNREACHABLE)
-    return Problem("unreachable", what=f"{base} does not answer: {text}", why="nothing could be asked",
-                   fix="check address and port, and that the server has finished loading", exit_code=Exit.UNREACHABLE)
+        return Problem(
+            "tls",
+            what=f"TLS to {base} failed: {text}",
+            why="the server's certificate was not accepted, or it does not speak TLS on this port",
+            fix="check http against https, or set SSL_CERT_FILE to your CA",
+            exit_code=Exit.UNREACHABLE,
+        )
+    return Problem(
+        "unreachable",
+        what=f"{base} does not answer: {text}",
+        why="nothing could be asked",
+        fix="check address and port, and that the server has finished loading",
+        exit_code=Exit.UNREACHABLE,
+    )
 
 
 def get_json(http: httpx.Client, path: str) -> Any:
@@ -53,18 +65,25 @@ def get_json(http: httpx.Client, path: str) -> Any:
     except httpx.HTTPError as error:
         raise unreachable(base, error) from None
     if response.status_code in (401, 403):
-        raise Problem("unauthorised", what=f"{base}{path} answers {response.status_code}",
-                      why="the server wants an API key, or another one", fix="set MEGAMOE_API_KEY, or pass --api-key-file")
+        raise Problem(
+            "unauthorised",
+            what=f"{base}{path} answers {response.status_code}",
+            why="the server wants an API key, or another one",
+            fix="set MEGAMOE_API_KEY, or pass --api-key-file",
+        )
     try:
         body = response.json()
     except ValueError:
         body = None
     if response.status_code != 200 or body is None:
         kind = response.headers.get("content-type", "no content type")
-        raise Problem("not_openai", what=f"{base}{path} answers {response.status_code} with {kind}: {response.text[:80]!r}",
-                      why="this is not an OpenAI-compatible server, or a proxy answered in its place",
-                      fix="check the address and port; a login page or a gateway error looks like this",
-                      exit_code=Exit.UNREACHABLE)
+        raise Problem(
+            "not_openai",
+            what=f"{base}{path} answers {response.status_code} with {kind}: {response.text[:80]!r}",
+            why="this is not an OpenAI-compatible server, or a proxy answered in its place",
+            fix="check the address and port; a login page or a gateway error looks like this",
+            exit_code=Exit.UNREACHABLE,
+        )
     return body
 
 
@@ -76,10 +95,13 @@ def served_model(http: httpx.Client, wanted: str | None) -> tuple[str, dict[str,
     if wanted is None and len(names) == 1:
         wanted = names[0]
     if wanted not in names:
-        raise Problem("wrong_model", what=f"/v1/models lists {names}, " + (f"not {wanted!r}" if wanted else "not one model"),
-                      why="any server may answer on this port; an answer of another model proves nothing",
-                      fix="pass --model with the served name, or find out what runs on this port",
-                      exit_code=Exit.CHECK_FAILED)
+        raise Problem(
+            "wrong_model",
+            what=f"/v1/models lists {names}, " + (f"not {wanted!r}" if wanted else "not one model"),
+            why="any server may answer on this port; an answer of another model proves nothing",
+            fix="pass --model with the served name, or find out what runs on this port",
+            exit_code=Exit.CHECK_FAILED,
+        )
     return wanted, next(m for m in entries or [] if m.get("id") == wanted)
 
 

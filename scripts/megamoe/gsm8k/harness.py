@@ -92,8 +92,15 @@ class Journalled:
             state["told"] = now
             fresh = state["scored"] - state["resumed"]
             left = (len(order) - state["scored"]) * (now - state["started"]) / fresh if fresh > 0 else None
-            say(event="progress", done=state["scored"], total=len(order), right=state["right"],
-                retried=self.counts["retried"], failed=self.counts["failed"], left_s=left)
+            say(
+                event="progress",
+                done=state["scored"],
+                total=len(order),
+                right=state["right"],
+                retried=self.counts["retried"],
+                failed=self.counts["failed"],
+                left_s=left,
+            )
 
         def feed() -> None:
             while early and state["fed"] < len(order) and requests[order[state["fed"]]].doc_id in self.rows:
@@ -104,14 +111,21 @@ class Journalled:
                 stop = early.add(correct(index))
                 if stop:
                     progress(True)
-                    say(event="early_fail", answers=early.stopped_at, right=early.right, floor=early.floor,
-                        alpha=early.alpha)
+                    say(
+                        event="early_fail",
+                        answers=early.stopped_at,
+                        right=early.right,
+                        floor=early.floor,
+                        alpha=early.alpha,
+                    )
                     raise StoppedEarly
 
         with journal.open("a", encoding="utf-8") as log:
             connector = aiohttp.TCPConnector(limit=cfg["concurrency"])
-            async with aiohttp.ClientSession(connector=connector,
-                                             timeout=aiohttp.ClientTimeout(total=cfg["timeout_s"])) as session:
+            async with aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=cfg["timeout_s"])
+            ) as session:
+
                 async def worker() -> None:
                     while not queue.empty():
                         position, index = queue.get_nowait()
@@ -140,8 +154,13 @@ class Journalled:
     async def _ask(self, session: aiohttp.ClientSession, request: Any) -> dict[str, Any]:
         cfg = self.settings
         context, gen_kwargs = request.args
-        payload = self._create_payload(self.create_message([context]), generate=True,
-                                       gen_kwargs=copy.deepcopy(gen_kwargs), seed=self._seed, eos=self.eos_string)
+        payload = self._create_payload(
+            self.create_message([context]),
+            generate=True,
+            gen_kwargs=copy.deepcopy(gen_kwargs),
+            seed=self._seed,
+            eos=self.eos_string,
+        )
         if isinstance(payload.get("prompt"), list) and len(payload["prompt"]) == 1:
             payload["prompt"] = payload["prompt"][0]  # ATOM takes one string only (atom/entrypoints/openai/protocol.py)
         self.counts["total"] += 1
@@ -164,13 +183,18 @@ class Journalled:
                         body = await response.json(content_type=None)
                         choice = body["choices"][0]
                         text = choice["message"]["content"] if "message" in choice else choice["text"]
-                        return {"doc_id": request.doc_id, "text": text, "finish_reason": choice.get("finish_reason"),
-                                "attempts": attempt + 1, "seconds": round(time.monotonic() - begun, 3),
-                                "session": cfg["session"]}
+                        return {
+                            "doc_id": request.doc_id,
+                            "text": text,
+                            "finish_reason": choice.get("finish_reason"),
+                            "attempts": attempt + 1,
+                            "seconds": round(time.monotonic() - begun, 3),
+                            "session": cfg["session"],
+                        }
             except aiohttp.ClientConnectorError as error:
                 why = "connection refused" if isinstance(error.os_error, ConnectionRefusedError) else "cannot connect"
                 self.refused += why == "connection refused"
-            except (TimeoutError, asyncio.TimeoutError):
+            except TimeoutError:
                 why = "timeout"
             except aiohttp.ClientError as error:
                 why = type(error).__name__
@@ -193,37 +217,64 @@ def main() -> int:
     config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     out = Path(config["out"])
     kind = Chat if config["endpoint"] == "chat" else Completions
-    args = {"model": config["model"], "base_url": config["url"], "num_concurrent": config["concurrency"],
-            "max_retries": config["max_retries"], "tokenized_requests": False, "max_gen_toks": config["max_gen_toks"]}
+    args = {
+        "model": config["model"],
+        "base_url": config["url"],
+        "num_concurrent": config["concurrency"],
+        "max_retries": config["max_retries"],
+        "tokenized_requests": False,
+        "max_gen_toks": config["max_gen_toks"],
+    }
     model = kind(**args, tokenizer_backend=None)
     model.settings, model.counts, model.refused = config, Counter(), 0
     begun = time.time()
     stopped = False
     try:
         results = simple_evaluate(
-            model=model, tasks=[config["task"]], num_fewshot=config["num_fewshot"], limit=config["limit"],
-            task_manager=TaskManager(include_path=config["task_dir"], include_defaults=False), bootstrap_iters=0,
-            apply_chat_template=config["endpoint"] == "chat", fewshot_as_multiturn=config["endpoint"] == "chat",
-            log_samples=True)
+            model=model,
+            tasks=[config["task"]],
+            num_fewshot=config["num_fewshot"],
+            limit=config["limit"],
+            task_manager=TaskManager(include_path=config["task_dir"], include_defaults=False),
+            bootstrap_iters=0,
+            apply_chat_template=config["endpoint"] == "chat",
+            fewshot_as_multiturn=config["endpoint"] == "chat",
+            log_samples=True,
+        )
     except StoppedEarly:
         results, stopped = None, True
     causes = {k: v for k, v in model.counts.items() if k not in ("total", "retried", "failed")}
-    (out / "requests.json").write_text(json.dumps({
-        "total": model.counts["total"], "retried": model.counts["retried"], "failed": model.counts["failed"],
-        "refused": model.refused, "causes": causes}))
+    (out / "requests.json").write_text(
+        json.dumps(
+            {
+                "total": model.counts["total"],
+                "retried": model.counts["retried"],
+                "failed": model.counts["failed"],
+                "refused": model.refused,
+                "causes": causes,
+            }
+        )
+    )
     if stopped:
         return EARLY_FAIL_EXIT
     samples = results.pop("samples")[config["task"]]
     with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
         for row in samples:
             asked = model.rows[row["doc_id"]]
-            row = {**row, "run_id": config["run_id"], "finish_reason": asked.get("finish_reason"),
-                   "attempts": asked.get("attempts")}
+            row = {
+                **row,
+                "run_id": config["run_id"],
+                "finish_reason": asked.get("finish_reason"),
+                "attempts": asked.get("attempts"),
+            }
             if asked.get("error"):
                 row = {**row, "error": asked["error"], "resps": [[None]]}
             lines.write(json.dumps(row, default=handle_non_serializable) + "\n")
-    results["config"] |= {"model": "local-chat-completions" if config["endpoint"] == "chat" else "local-completions",
-                          "model_args": ",".join(f"{k}={v}" for k, v in args.items()), "limit": config["limit"]}
+    results["config"] |= {
+        "model": "local-chat-completions" if config["endpoint"] == "chat" else "local-completions",
+        "model_args": ",".join(f"{k}={v}" for k, v in args.items()),
+        "limit": config["limit"],
+    }
     results |= {"run_id": config["run_id"], "date": config["run_started"], "session_began": begun}
     temporary = out / "result.json.part"
     temporary.write_text(json.dumps(results, default=handle_non_serializable, indent=1))

@@ -31,13 +31,26 @@ def report(
         folder = Path(out)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in (("report.html", to_html(body)), ("report.json", to_json(body)), ("report.md", to_markdown(body)),
-                               ("junit.xml", to_junit(body))):
+            for name, text in (
+                ("report.html", to_html(body)),
+                ("report.json", to_json(body)),
+                ("report.md", to_markdown(body)),
+                ("junit.xml", to_junit(body)),
+            ):
                 (folder / name).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise Problem("out_not_writable", what=f"{folder} cannot be written: {error.strerror}",
-                          why="the report has to go somewhere", fix="choose another --out") from None
-        return Outcome("pass", Exit.PASS, f"wrote {folder}/report.html (validation status: {body.status})", [],
-                       {"status": body.status, "files": ["report.html", "report.json", "report.md", "junit.xml"]})
+            raise Problem(
+                "out_not_writable",
+                what=f"{folder} cannot be written: {error.strerror}",
+                why="the report has to go somewhere",
+                fix="choose another --out",
+            ) from None
+        return Outcome(
+            "pass",
+            Exit.PASS,
+            f"wrote {folder}/report.html (validation status: {body.status})",
+            [],
+            {"status": body.status, "files": ["report.html", "report.json", "report.md", "junit.xml"]},
+        )
 
     run_verb("report", work, json_output=json_output)

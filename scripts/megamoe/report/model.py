@@ -10,9 +10,29 @@ from megamoe_atom.problem import Problem
 
 from megamoe.text_input import load_json
 
-_PROVENANCE = ("run_id", "model", "url", "endpoint", "policy", "image_digest", "image_created", "server_started", "commits",
-               "edits_hash", "hardware", "command", "dataset", "dataset_sha256", "fewshot_sha256", "num_fewshot", "max_gen_toks",
-               "concurrency", "questions", "sessions", "status")
+_PROVENANCE = (
+    "run_id",
+    "model",
+    "url",
+    "endpoint",
+    "policy",
+    "image_digest",
+    "image_created",
+    "server_started",
+    "commits",
+    "edits_hash",
+    "hardware",
+    "command",
+    "dataset",
+    "dataset_sha256",
+    "fewshot_sha256",
+    "num_fewshot",
+    "max_gen_toks",
+    "concurrency",
+    "questions",
+    "sessions",
+    "status",
+)
 _ORDER = ("error", "fail", "refused", "invalid", "inconclusive", "not_run", "warn", "pass")
 
 
@@ -32,8 +52,12 @@ def build(envelopes: list[str], run_dir: str | None, title: str) -> Report:
     for path in envelopes:
         body = load_json(path)
         if not isinstance(body, dict) or not {"command", "status", "summary"} <= set(body):
-            raise Problem("not_an_envelope", what=f"{path} is not the --json output of a megamoe verb",
-                          why="a report is made of those", fix="save the output of smoke, gate, ... --json and give that file")
+            raise Problem(
+                "not_an_envelope",
+                what=f"{path} is not the --json output of a megamoe verb",
+                why="a report is made of those",
+                fix="save the output of smoke, gate, ... --json and give that file",
+            )
         sections.append(body)
     states = [str(s["status"]) for s in sections] or ["not_run"]
     status = min(states, key=lambda s: _ORDER.index(s) if s in _ORDER else 0)

@@ -56,7 +56,7 @@ svg { width:100%; height:auto; display:block; margin:.8rem 0 } svg text { fill:v
 
 
 def to_html(report: Report) -> str:
-    plots = [Markup(_plots(report, s)) for s in report.sections]  # noqa: S704 - our own SVG; its text is escaped
+    plots = [Markup(_plots(report, s)) for s in report.sections]
     page = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
     return page.render(r=report, plots=plots, provenance=_known(report)) + "\n"
 
@@ -64,8 +64,11 @@ def to_html(report: Report) -> str:
 def _plots(report: Report, section: dict[str, Any]) -> str:
     if section["command"] != "gate" or (section.get("data") or {}).get("verdict") == "INVALID":
         return ""
-    return (score_plot(section) + line_plot(report.running, "running accuracy over the questions, in file order")
-            + histogram(report.seconds, "seconds per answer"))
+    return (
+        score_plot(section)
+        + line_plot(report.running, "running accuracy over the questions, in file order")
+        + histogram(report.seconds, "seconds per answer")
+    )
 
 
 def _known(report: Report) -> list[tuple[str, Any]]:
@@ -85,12 +88,20 @@ def to_junit(report: Report) -> str:
             cases.append((str(section["command"]), str(check["name"]), str(check["status"]), str(check["detail"])))
     bad = [c for c in cases if c[2] not in ("pass", "warn", "not_run")]
     skipped = [c for c in cases if c[2] == "not_run"]
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuite name={quoteattr(report.title)} tests="{len(cases)}" '
-             f'failures="{len(bad)}" errors="0" skipped="{len(skipped)}">']
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuite name={quoteattr(report.title)} tests="{len(cases)}" '
+        f'failures="{len(bad)}" errors="0" skipped="{len(skipped)}">',
+    ]
     for suite, name, status, text in cases:
         text = "".join(c for c in text if c >= " " or c in "\t\n")  # XML 1.0 has no other control characters
-        inner = (f"<failure message={quoteattr(text)}/>" if status not in ("pass", "warn", "not_run") else
-                 f"<skipped message={quoteattr(text)}/>" if status == "not_run" else "")
+        inner = (
+            f"<failure message={quoteattr(text)}/>"
+            if status not in ("pass", "warn", "not_run")
+            else f"<skipped message={quoteattr(text)}/>"
+            if status == "not_run"
+            else ""
+        )
         lines.append(f"  <testcase classname={quoteattr(suite)} name={quoteattr(name)}>{inner}</testcase>")
     return "\n".join([*lines, "</testsuite>"]) + "\n"
 

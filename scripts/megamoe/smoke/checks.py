@@ -40,8 +40,10 @@ def timed(name: str, work: Callable[[], tuple[str, str]]) -> Check:
 
 
 def complete(target: Target, prompt: str, max_tokens: int = 16, **more: Any) -> httpx.Response:
-    return target.http.post("/v1/completions", json={"model": target.model, "prompt": prompt, "max_tokens": max_tokens,
-                                                     "temperature": 0, **more})
+    return target.http.post(
+        "/v1/completions",
+        json={"model": target.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more},
+    )
 
 
 def text_of(response: httpx.Response) -> str:
@@ -71,9 +73,15 @@ def known_answer(target: Target) -> tuple[str, str]:
 
 
 def chat(target: Target) -> tuple[str, str]:
-    response = target.http.post("/v1/chat/completions", json={
-        "model": target.model, "max_tokens": 32, "temperature": 0,
-        "messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}]})
+    response = target.http.post(
+        "/v1/chat/completions",
+        json={
+            "model": target.model,
+            "max_tokens": 32,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
+        },
+    )
     text = text_of(response)
     bad = garbage(text)
     return ("fail", f"{text!r}: {bad}") if bad else ("pass" if "Paris" in text else "warn", f"answer {text!r}")
@@ -83,17 +91,28 @@ def usage(target: Target) -> tuple[str, str]:
     response = complete(target, "Count: one, two, three,", 8)
     response.raise_for_status()
     use = response.json()["usage"]
-    good = use["prompt_tokens"] > 0 and 0 < use["completion_tokens"] <= 8 and (
-        use["prompt_tokens"] + use["completion_tokens"] == use["total_tokens"])
+    good = (
+        use["prompt_tokens"] > 0
+        and 0 < use["completion_tokens"] <= 8
+        and (use["prompt_tokens"] + use["completion_tokens"] == use["total_tokens"])
+    )
     return ("pass" if good else "fail"), f"usage {use}"
 
 
 def stream(target: Target) -> tuple[str, str]:
     arrivals: list[float] = []
     text, done = "", False
-    with target.http.stream("POST", "/v1/completions", json={
-            "model": target.model, "prompt": "Count: one, two, three,", "max_tokens": 16, "temperature": 0,
-            "stream": True}) as response:
+    with target.http.stream(
+        "POST",
+        "/v1/completions",
+        json={
+            "model": target.model,
+            "prompt": "Count: one, two, three,",
+            "max_tokens": 16,
+            "temperature": 0,
+            "stream": True,
+        },
+    ) as response:
         response.raise_for_status()
         for line in response.iter_lines():
             if not line.startswith("data:"):
@@ -121,8 +140,10 @@ def determinism(target: Target) -> tuple[str, str]:
     texts = {text_of(complete(target, "List three colours:", 24)) for _ in range(3)}
     if len(texts) == 1:
         return "pass", "three equal answers at temperature 0, one at a time"
-    return "warn", (f"{len(texts)} different answers of 3 at temperature 0: batching and atomics may reorder sums, so this "
-                    "is no fault by itself")
+    return "warn", (
+        f"{len(texts)} different answers of 3 at temperature 0: batching and atomics may reorder sums, so this "
+        "is no fault by itself"
+    )
 
 
 def concurrency(target: Target) -> tuple[str, str]:
@@ -133,8 +154,12 @@ def concurrency(target: Target) -> tuple[str, str]:
 
 
 BAD_REQUESTS: dict[str, dict[str, Any]] = {
-    "max_tokens 0": {"max_tokens": 0}, "max_tokens as text": {"max_tokens": "many"}, "unknown model": {"model": "no-such"},
-    "prompt as number": {"prompt": 7}, "temperature as text": {"temperature": "hot"}}
+    "max_tokens 0": {"max_tokens": 0},
+    "max_tokens as text": {"max_tokens": "many"},
+    "unknown model": {"model": "no-such"},
+    "prompt as number": {"prompt": 7},
+    "temperature as text": {"temperature": "hot"},
+}
 
 
 def bad_input(target: Target) -> tuple[str, str]:
@@ -144,14 +169,20 @@ def bad_input(target: Target) -> tuple[str, str]:
         code = target.http.post("/v1/completions", json=body).status_code
         if not 400 <= code < 500:
             wrong.append(f"{name}: {code}")
-    code = target.http.post("/v1/completions", content=b'{"model": ', headers={"Content-Type": "application/json"}).status_code
+    code = target.http.post(
+        "/v1/completions", content=b'{"model": ', headers={"Content-Type": "application/json"}
+    ).status_code
     if not 400 <= code < 500:
         wrong.append(f"malformed JSON: {code}")
     alive = not garbage(text_of(complete(target, "The capital of France is", 8)))
     if not alive:
         return "fail", "the server does not answer after bad input"
     count = len(BAD_REQUESTS) + 1
-    return ("fail", f"not refused with 4xx: {', '.join(wrong)}") if wrong else ("pass", f"{count} bad requests refused, it lives")
+    return (
+        ("fail", f"not refused with 4xx: {', '.join(wrong)}")
+        if wrong
+        else ("pass", f"{count} bad requests refused, it lives")
+    )
 
 
 def _prompt_of(target: Target, tokens: int) -> str:
@@ -187,17 +218,31 @@ def token_limit(target: Target) -> tuple[str, str]:
     under = complete(target, below, 2)
     over = complete(target, _prompt_of(target, target.max_model_len + 64), 2)
     if under.status_code != 200:
-        return "fail", f"a prompt of about 90 % of max_model_len {target.max_model_len} is refused with {under.status_code}"
+        return (
+            "fail",
+            f"a prompt of about 90 % of max_model_len {target.max_model_len} is refused with {under.status_code}",
+        )
     if not 400 <= over.status_code < 500:
         return "fail", f"a prompt longer than max_model_len {target.max_model_len} is answered with {over.status_code}"
-    return "pass", f"{_count(under)} prompt tokens answered, more than {target.max_model_len} refused with {over.status_code}"
+    return (
+        "pass",
+        f"{_count(under)} prompt tokens answered, more than {target.max_model_len} refused with {over.status_code}",
+    )
 
 
 def abort_frees(target: Target) -> tuple[str, str]:
     for _ in range(4):
-        with target.http.stream("POST", "/v1/completions", json={
-                "model": target.model, "prompt": "Tell a long story.", "max_tokens": 256, "temperature": 0,
-                "stream": True}) as response:
+        with target.http.stream(
+            "POST",
+            "/v1/completions",
+            json={
+                "model": target.model,
+                "prompt": "Tell a long story.",
+                "max_tokens": 256,
+                "temperature": 0,
+                "stream": True,
+            },
+        ) as response:
             response.raise_for_status()
             next(response.iter_lines(), None)
     begun = time.monotonic()
@@ -207,6 +252,14 @@ def abort_frees(target: Target) -> tuple[str, str]:
 
 
 CHECKS: tuple[tuple[str, Callable[[Target], tuple[str, str]]], ...] = (
-    ("known answer", known_answer), ("chat", chat), ("usage", usage), ("streaming", stream), ("concurrency", concurrency),
-    ("determinism", determinism), ("token buckets", token_buckets), ("token limit", token_limit), ("bad input", bad_input),
-    ("abort frees its slot", abort_frees))
+    ("known answer", known_answer),
+    ("chat", chat),
+    ("usage", usage),
+    ("streaming", stream),
+    ("concurrency", concurrency),
+    ("determinism", determinism),
+    ("token buckets", token_buckets),
+    ("token limit", token_limit),
+    ("bad input", bad_input),
+    ("abort frees its slot", abort_frees),
+)

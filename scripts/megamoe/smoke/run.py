@@ -15,14 +15,24 @@ from megamoe.status.read import judge_evidence, launches, read_status
 
 _FIXES = {
     "fused path": "pass --status-dir (what MEGAMOE_STATUS_DIR names on the node) or --status-command; if given, read the engine's "
-                  "log of the rank named",
+    "log of the rank named",
     "known answer": "read the engine's log; fluent nonsense points at weight layout or scales",
-    "streaming": "turn off buffering in the proxy", "token limit": "compare --max-model-len with the plan",
-    "bad input": "a server that takes bad input as good, or dies of it, must not face clients"}
+    "streaming": "turn off buffering in the proxy",
+    "token limit": "compare --max-model-len with the plan",
+    "bad input": "a server that takes bad input as good, or dies of it, must not face clients",
+}
 
 
-def run_smoke(url: str, status_dir: str | None, status_command: str | None, model: str | None, max_model_len: int | None,
-              max_batched: int, timeout_s: float, key_file: str | None) -> Outcome:
+def run_smoke(
+    url: str,
+    status_dir: str | None,
+    status_command: str | None,
+    model: str | None,
+    max_model_len: int | None,
+    max_batched: int,
+    timeout_s: float,
+    key_file: str | None,
+) -> Outcome:
     begun = time.monotonic()
     http = client(base_url(url), api_key(key_file), timeout_s)
     name, entry = served_model(http, model)
@@ -35,8 +45,11 @@ def run_smoke(url: str, status_dir: str | None, status_command: str | None, mode
     for label, check in CHECKS:
         checks.append(timed(label, lambda check=check: check(target)))  # type: ignore[misc] # bound at once
         print(f"smoke {label}: {checks[-1].status} ({checks[-1].seconds:.1f} s)", file=sys.stderr, flush=True)
-    evidence, after = _fused(before, status_dir, status_command) if watched else (Check(
-        "fused path", "not_run", "no evidence source was given (--status-dir or --status-command)"), [])
+    evidence, after = (
+        _fused(before, status_dir, status_command)
+        if watched
+        else (Check("fused path", "not_run", "no evidence source was given (--status-dir or --status-command)"), [])
+    )
     checks.append(evidence)
     return _outcome(checks, after, name, time.monotonic() - begun)
 
@@ -65,9 +78,14 @@ def _fused(before: list[dict[str, Any]], folder: str | None, command: str | None
         if not against or time.monotonic() - begun > 4:
             break
         time.sleep(0.5)
-    detail = "; ".join(against[:3]) if against else (
-        f"ran on all {len(after)} ranks, self-test passed, launches grew by "
-        f"{sum((launches(e) or 0) - earlier.get(e['rank'], (0, None))[0] for e in after)}")
+    detail = (
+        "; ".join(against[:3])
+        if against
+        else (
+            f"ran on all {len(after)} ranks, self-test passed, launches grew by "
+            f"{sum((launches(e) or 0) - earlier.get(e['rank'], (0, None))[0] for e in after)}"
+        )
+    )
     return Check("fused path", "fail" if against else "pass", detail, round(time.monotonic() - begun, 2)), after
 
 
@@ -78,19 +96,42 @@ def _outcome(checks: list[Check], evidence: list[dict[str, Any]], model: str, se
             continue
         code = "SMOKE_" + check.name.upper().replace(" ", "_")
         severity = "error" if check.status == "fail" else "warn"
-        why = ("without evidence the fused path is not called active" if check.name == "fused path" else
-               "could not run is not passed" if check.status == "not_run" else "a client would meet this too")
-        findings.append(Finding(code, severity, f"{check.name}: {check.detail}", why,  # type: ignore[arg-type]
-                                _FIXES.get(check.name, "read the engine's log around this time")))
+        why = (
+            "without evidence the fused path is not called active"
+            if check.name == "fused path"
+            else "could not run is not passed"
+            if check.status == "not_run"
+            else "a client would meet this too"
+        )
+        findings.append(
+            Finding(
+                code,
+                severity,
+                f"{check.name}: {check.detail}",
+                why,  # type: ignore[arg-type]
+                _FIXES.get(check.name, "read the engine's log around this time"),
+            )
+        )
     failed = [c for c in checks if c.status == "fail"]
     rows = "\n".join(f"{c.status:<8} {c.name:<22} {c.seconds:>6.2f} s  {c.detail}" for c in checks)
-    data = {"model": model, "seconds": round(seconds, 2), "evidence": evidence,
-            "fused_path_active": any(c.name == "fused path" and c.status == "pass" for c in checks),
-            "checks": [{"name": c.name, "status": c.status, "detail": c.detail, "seconds": c.seconds} for c in checks]}
+    data = {
+        "model": model,
+        "seconds": round(seconds, 2),
+        "evidence": evidence,
+        "fused_path_active": any(c.name == "fused path" and c.status == "pass" for c in checks),
+        "checks": [{"name": c.name, "status": c.status, "detail": c.detail, "seconds": c.seconds} for c in checks],
+    }
     if failed:
         only_evidence = [c.name for c in failed] == ["fused path"]
-        return Outcome("invalid" if only_evidence else "fail", Exit.NO_EVIDENCE if only_evidence else Exit.CHECK_FAILED,
-                       f"{len(failed)} of {len(checks)} checks failed, first {failed[0].name}: {failed[0].detail}",
-                       findings, data, rows)
+        return Outcome(
+            "invalid" if only_evidence else "fail",
+            Exit.NO_EVIDENCE if only_evidence else Exit.CHECK_FAILED,
+            f"{len(failed)} of {len(checks)} checks failed, first {failed[0].name}: {failed[0].detail}",
+            findings,
+            data,
+            rows,
+        )
     proven = "the fused path ran" if data["fused_path_active"] else "the fused path is not proven"
-    return Outcome("warn" if findings else "pass", Exit.PASS, f"{model} answers; {proven}; {seconds:.1f} s", findings, data, rows)
+    return Outcome(
+        "warn" if findings else "pass", Exit.PASS, f"{model} answers; {proven}; {seconds:.1f} s", findings, data, rows
+    )

@@ -26,19 +26,41 @@ def status(
 
         folder = directory or (None if command else os.environ.get("MEGAMOE_STATUS_DIR"))
         if not folder and not command:
-            raise Problem("status_source", what="no evidence folder was named", why="there is nothing to read",
-                          fix="pass the folder, or set MEGAMOE_STATUS_DIR")
+            raise Problem(
+                "status_source",
+                what="no evidence folder was named",
+                why="there is nothing to read",
+                fix="pass the folder, or set MEGAMOE_STATUS_DIR",
+            )
         ranks = read_status(folder, command)
         against = judge_evidence(ranks)
         rows = [f"{'rank':>4} {'pid':>8} {'layers':>6} {'launches':>10}  self-test"]
-        rows += [f"{e['rank']:>4} {e.get('pid', '-')!s:>8} {layer_count(e)!s:>6} {launches(e)!s:>10}  "
-                 f"{(e.get('selftest') or {}).get('status', 'unknown')}" for e in ranks]
-        findings = [Finding("FUSED_NOT_PROVEN", "error", a, "the fused path is called active only on evidence",
-                            "read the engine's log of that rank") for a in against]
+        rows += [
+            f"{e['rank']:>4} {e.get('pid', '-')!s:>8} {layer_count(e)!s:>6} {launches(e)!s:>10}  "
+            f"{(e.get('selftest') or {}).get('status', 'unknown')}"
+            for e in ranks
+        ]
+        findings = [
+            Finding(
+                "FUSED_NOT_PROVEN",
+                "error",
+                a,
+                "the fused path is called active only on evidence",
+                "read the engine's log of that rank",
+            )
+            for a in against
+        ]
         if against:
-            return Outcome("invalid", Exit.NO_EVIDENCE, f"the fused path is not proven: {against[0]}", findings,
-                           {"ranks": ranks}, "\n".join(rows))
-        return Outcome("pass", Exit.PASS, f"the fused path ran on all {len(ranks)} ranks", [], {"ranks": ranks},
-                       "\n".join(rows))
+            return Outcome(
+                "invalid",
+                Exit.NO_EVIDENCE,
+                f"the fused path is not proven: {against[0]}",
+                findings,
+                {"ranks": ranks},
+                "\n".join(rows),
+            )
+        return Outcome(
+            "pass", Exit.PASS, f"the fused path ran on all {len(ranks)} ranks", [], {"ranks": ranks}, "\n".join(rows)
+        )
 
     run_verb("status", work, json_output=json_output)

@@ -23,16 +23,25 @@ def read_status(folder: str | None, command: str | None) -> list[dict[str, Any]]
     bad = [e for e in found if isinstance(e.get("rank"), bool) or not isinstance(e.get("rank"), int)]
     ranks = [e.get("rank") for e in found]
     if bad or len(set(ranks)) != len(ranks):
-        raise Problem("evidence_shape", what=f"evidence without a rank, or two of one rank (ranks: {ranks})",
-                      why="each rank writes one file, so this is a mixture", fix="empty the folder and start the server again",
-                      exit_code=Exit.NO_EVIDENCE)
+        raise Problem(
+            "evidence_shape",
+            what=f"evidence without a rank, or two of one rank (ranks: {ranks})",
+            why="each rank writes one file, so this is a mixture",
+            fix="empty the folder and start the server again",
+            exit_code=Exit.NO_EVIDENCE,
+        )
     return sorted(found, key=lambda e: e["rank"])
 
 
 def _from_folder(folder: Path) -> list[dict[str, Any]]:
     if not folder.is_dir():
-        raise Problem("status_dir", what=f"{folder} is not a folder", why="the adapter writes its evidence there",
-                      fix="pass the folder that MEGAMOE_STATUS_DIR names", exit_code=Exit.UNREACHABLE)
+        raise Problem(
+            "status_dir",
+            what=f"{folder} is not a folder",
+            why="the adapter writes its evidence there",
+            fix="pass the folder that MEGAMOE_STATUS_DIR names",
+            exit_code=Exit.UNREACHABLE,
+        )
     return [e for e in (load_json(p) for p in sorted(folder.glob("rank*.json"))) if isinstance(e, dict)]
 
 
@@ -40,17 +49,27 @@ def _from_command(command: str) -> list[dict[str, Any]]:
     try:
         done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=False)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise Problem("status_command", what=f"{command!r} did not run: {error}", why="it was to print the evidence",
-                      fix="run it by hand", exit_code=Exit.UNREACHABLE) from None
+        raise Problem(
+            "status_command",
+            what=f"{command!r} did not run: {error}",
+            why="it was to print the evidence",
+            fix="run it by hand",
+            exit_code=Exit.UNREACHABLE,
+        ) from None
     try:
         body: Any = json.loads(done.stdout)
     except json.JSONDecodeError:
         try:
             body = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
         except json.JSONDecodeError:
-            raise Problem("status_command", what=f"{command!r} ended with {done.returncode} and printed no JSON: "
-                          f"{(done.stderr or done.stdout)[:120]!r}", why="it was to print the evidence",
-                          fix="run it by hand", exit_code=Exit.UNREACHABLE) from None
+            raise Problem(
+                "status_command",
+                what=f"{command!r} ended with {done.returncode} and printed no JSON: "
+                f"{(done.stderr or done.stdout)[:120]!r}",
+                why="it was to print the evidence",
+                fix="run it by hand",
+                exit_code=Exit.UNREACHABLE,
+            ) from None
     if isinstance(body, dict):
         body = body.get("data", {}).get("ranks", [body]) if "schema_version" in body and "data" in body else [body]
     return [e for e in body if isinstance(e, dict)]

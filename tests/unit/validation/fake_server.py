@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
             assert isinstance(prompt, str) and body["model"] == "demo"
             assert isinstance(body.get("temperature", 0), (int, float))
             limit = body.get("max_tokens", 16)
-            assert isinstance(limit, int) and 0 < limit and len(prompt.split()) + limit <= 9472
+            assert isinstance(limit, int) and limit > 0 and len(prompt.split()) + limit <= 9472
         except (ValueError, KeyError, AssertionError, IndexError, TypeError):
             self._send(400, {"error": {"message": "bad request"}})
             return
@@ -101,8 +101,11 @@ class Handler(BaseHTTPRequestHandler):
             text = ""
         words = re.findall(r"\s*\S+", text)[:limit]
         finish = "stop"
-        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(words),
-                 "total_tokens": len(prompt.split()) + len(words)}
+        usage = {
+            "prompt_tokens": len(prompt.split()),
+            "completion_tokens": len(words),
+            "total_tokens": len(prompt.split()) + len(words),
+        }
         if body.get("stream"):
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")

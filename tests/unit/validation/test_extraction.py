@@ -16,20 +16,30 @@ from megamoe_atom.problem import Problem
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize(("text", "strict", "flexible"), [
-    pytest.param("so 3 + 4 = 7\n#### 7", "7", "7", id="usual"),
-    pytest.param("#### 1,234.", "1,234.", "1,234.", id="comma and final dot"),
-    pytest.param("it costs $18.", "[invalid]", "$18.", id="no marker"),
-    pytest.param("#### -5 and then 9", "-5", "9", id="text after the answer"),
-    pytest.param("no number", "[invalid]", "[invalid]", id="none"),
-    pytest.param("#### 5 #### 6", "5", "6", id="first strict, last flexible"),
-])
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        pytest.param("so 3 + 4 = 7\n#### 7", "7", "7", id="usual"),
+        pytest.param("#### 1,234.", "1,234.", "1,234.", id="comma and final dot"),
+        pytest.param("it costs $18.", "[invalid]", "$18.", id="no marker"),
+        pytest.param("#### -5 and then 9", "-5", "9", id="text after the answer"),
+        pytest.param("no number", "[invalid]", "[invalid]", id="none"),
+        pytest.param("#### 5 #### 6", "5", "6", id="first strict, last flexible"),
+    ],
+)
 def test_filters_take_what_the_task_file_says(text: str, strict: str, flexible: str) -> None:
     assert (strict_match(text), flexible_extract(text)) == (strict, flexible)
 
 
-@pytest.mark.parametrize(("answer", "target", "right"), [
-    ("1,234", "x\n#### 1234", True), ("$18.", "#### 18", True), ("5.00", "#### 5", False), ("[invalid]", "#### 5", False)])
+@pytest.mark.parametrize(
+    ("answer", "target", "right"),
+    [
+        ("1,234", "x\n#### 1234", True),
+        ("$18.", "#### 18", True),
+        ("5.00", "#### 5", False),
+        ("[invalid]", "#### 5", False),
+    ],
+)
 def test_exact_match_ignores_commas_dollars_and_a_final_dot(answer: str, target: str, right: bool) -> None:
     assert is_correct(answer, target) is right
 
@@ -40,20 +50,36 @@ def test_no_answer_is_told_from_a_short_one(text: object, empty: bool) -> None:
 
 
 def test_parity_script_finds_no_disagreement(tmp_path: Path) -> None:
-    published = Path(os.environ.get("MEGAMOE_GSM8K_SOLUTIONS", ROOT.parent / "shared/gsm8k/example_model_solutions.jsonl"))
+    published = Path(
+        os.environ.get("MEGAMOE_GSM8K_SOLUTIONS", ROOT.parent / "shared/gsm8k/example_model_solutions.jsonl")
+    )
     if not published.exists():  # a sample of ours in the same form
         published = tmp_path / "ours.jsonl"
-        published.write_text(json.dumps({"question": "2 + 2?", "ground_truth": "2 + 2 = 4\nA: 4",
-                                         "a": {"is_correct": True, "solution": "2 + 2 is 4\nA: 4"},
-                                         "b": {"is_correct": False, "solution": "2 + 2 is 5\nA: 5"}}) + "\n")
-    done = subprocess.run([sys.executable, str(ROOT / "scripts/parity_gsm8k.py"), str(published)], capture_output=True, text=True,
-                          timeout=60)
+        published.write_text(
+            json.dumps(
+                {
+                    "question": "2 + 2?",
+                    "ground_truth": "2 + 2 = 4\nA: 4",
+                    "a": {"is_correct": True, "solution": "2 + 2 is 4\nA: 4"},
+                    "b": {"is_correct": False, "solution": "2 + 2 is 5\nA: 5"},
+                }
+            )
+            + "\n"
+        )
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/parity_gsm8k.py"), str(published)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stdout
     assert "0 unexplained" in done.stdout and not done.stdout.startswith("0 solutions")
 
 
-@pytest.mark.parametrize(("line", "code"), [
-    ("{broken", "dataset_line"), ('{"question": "q", "answer": "no mark"}', "dataset_line"), ("", "dataset_empty")])
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("{broken", "dataset_line"), ('{"question": "q", "answer": "no mark"}', "dataset_line"), ("", "dataset_empty")],
+)
 def test_a_broken_data_set_names_the_line(tmp_path: Path, line: str, code: str) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(line + "\n")

@@ -26,32 +26,53 @@ def _have_harness() -> bool:
         return False
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not _have_harness(), reason="lm-eval has no environment here: "
-                                                   "scripts/setup_lm_eval.sh makes it")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not _have_harness(), reason="lm-eval has no environment here: scripts/setup_lm_eval.sh makes it"
+    ),
+]
 
 
 @pytest.fixture
 def questions(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    rows = [{"question": f"Ann has {i} pears and buys {i + 3} more. How many has she?", "answer": f"{i} + {i + 3}\n#### {2 * i + 3}"}
-            for i in range(2, 122)]
+    rows = [
+        {
+            "question": f"Ann has {i} pears and buys {i + 3} more. How many has she?",
+            "answer": f"{i} + {i + 3}\n#### {2 * i + 3}",
+        }
+        for i in range(2, 122)
+    ]
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return path, {r["question"]: r["answer"] for r in rows}
 
 
 def megamoe(*argv: str) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run([sys.executable, "-m", "megamoe", *argv, "--json"], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "MEGAMOE_API_KEY": CANARY})
+    done = subprocess.run(
+        [sys.executable, "-m", "megamoe", *argv, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "MEGAMOE_API_KEY": CANARY},
+    )
     return done.returncode, json.loads(done.stdout), done.stdout + done.stderr
 
 
 def validate(server: FakeServer, questions: Path, out: Path, **policy: Any) -> tuple[int, dict[str, Any], str]:
-    rules = {"task": "gsm8k", "metric": "exact_match,flexible-extract", "floor": 0.6, "n_required": 120, "num_fewshot": 3,
-             **policy}
+    rules = {
+        "task": "gsm8k",
+        "metric": "exact_match,flexible-extract",
+        "floor": 0.6,
+        "n_required": 120,
+        "num_fewshot": 3,
+        **policy,
+    }
     path = out.parent / "policy.json"
     path.write_text(json.dumps(rules))
-    _, ran, text = megamoe("gsm8k", server.url, "--dataset", str(questions), "--out", str(out), "--policy", str(path),
-                           "--concurrency", "8")
+    _, ran, text = megamoe(
+        "gsm8k", server.url, "--dataset", str(questions), "--out", str(out), "--policy", str(path), "--concurrency", "8"
+    )
     code, verdict, more = megamoe("gate", "--policy", str(path), "--result", str(out), "--run", str(out / "run.json"))
     return code, {"gsm8k": ran, **verdict}, text + more
 
@@ -65,7 +86,9 @@ def test_a_good_server_passes_and_the_key_is_nowhere(tmp_path: Path, questions: 
     assert kept and not any(CANARY.encode() in p.read_bytes() for p in kept)
 
 
-def test_a_broken_model_fails_within_a_hundred_questions(tmp_path: Path, questions: tuple[Path, dict[str, str]]) -> None:
+def test_a_broken_model_fails_within_a_hundred_questions(
+    tmp_path: Path, questions: tuple[Path, dict[str, str]]
+) -> None:
     server = FakeServer(questions[1], "garbage")
     code, out, _ = validate(server, questions[0], tmp_path / "run")
     assert (code, out["data"]["verdict"]) == (1, "FAIL")
@@ -77,15 +100,20 @@ def test_sixteen_percent_empty_answers_are_no_evidence(tmp_path: Path, questions
     assert code == 5 and "EVAL_EMPTY" in [f["code"] for f in out["findings"]]
 
 
-@pytest.mark.parametrize(("allowed", "code"), [pytest.param(0.05, 0, id="policy allows 5 %"), pytest.param(0.005, 5, id="0.5 %")])
-def test_a_proxy_that_drops_two_percent_is_counted_and_judged(tmp_path: Path, questions: tuple[Path, dict[str, str]],
-                                                              allowed: float, code: int) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "code"), [pytest.param(0.05, 0, id="policy allows 5 %"), pytest.param(0.005, 5, id="0.5 %")]
+)
+def test_a_proxy_that_drops_two_percent_is_counted_and_judged(
+    tmp_path: Path, questions: tuple[Path, dict[str, str]], allowed: float, code: int
+) -> None:
     found, out, _ = validate(FakeServer(questions[1], "drop_2"), questions[0], tmp_path / "run", max_retry_rate=allowed)
     assert found == code and "TRANSPORT_RETRIES" in [f["code"] for f in out["findings"]]
     assert out["data"]["requests"]["causes"] == {"HTTP 502": out["data"]["requests"]["retried"]}
 
 
-def test_a_server_restarted_within_the_run_is_no_evidence(tmp_path: Path, questions: tuple[Path, dict[str, str]]) -> None:
+def test_a_server_restarted_within_the_run_is_no_evidence(
+    tmp_path: Path, questions: tuple[Path, dict[str, str]]
+) -> None:
     first = FakeServer(questions[1], "slow")
     port = first.server_address[1]
 
@@ -103,7 +131,9 @@ def test_a_server_restarted_within_the_run_is_no_evidence(tmp_path: Path, questi
     assert code == 5 and "SERVER_RESTARTED" in [f["code"] for f in out["findings"]]
 
 
-def test_an_unfinished_run_is_resumed_and_asks_only_what_is_missing(tmp_path: Path, questions: tuple[Path, dict[str, str]]) -> None:
+def test_an_unfinished_run_is_resumed_and_asks_only_what_is_missing(
+    tmp_path: Path, questions: tuple[Path, dict[str, str]]
+) -> None:
     server = FakeServer(questions[1])
     validate(server, questions[0], tmp_path / "run")
     record = json.loads((tmp_path / "run/run.json").read_text())

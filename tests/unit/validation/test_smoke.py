@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_server import FakeServer
 from megamoe.smoke.run import run_smoke
 from megamoe_atom.problem import Exit, Problem
-
-from fake_server import FakeServer
 
 
 def smoke(server: FakeServer, status_dir: str | None = None, limit: int | None = 9472) -> Any:
@@ -22,19 +21,24 @@ def smoke(server: FakeServer, status_dir: str | None = None, limit: int | None =
 def test_a_healthy_server_passes_but_without_evidence_the_fused_path_is_not_called_active() -> None:
     outcome = smoke(FakeServer())
     assert (outcome.status, outcome.exit_code) == ("warn", Exit.PASS)
-    assert outcome.data["fused_path_active"] is False and {c["status"] for c in outcome.data["checks"]} == {"pass", "not_run"}
+    assert outcome.data["fused_path_active"] is False and {c["status"] for c in outcome.data["checks"]} == {
+        "pass",
+        "not_run",
+    }
 
 
-@pytest.mark.parametrize(("fault", "check"), [
-    ("garbage", "known answer"), ("no_chunks", "streaming"), ("one_chunk", "streaming")])
+@pytest.mark.parametrize(
+    ("fault", "check"), [("garbage", "known answer"), ("no_chunks", "streaming"), ("one_chunk", "streaming")]
+)
 def test_a_fault_fails_the_check_that_is_about_it(fault: str, check: str) -> None:
     outcome = smoke(FakeServer(fault=fault))
     assert outcome.exit_code == Exit.CHECK_FAILED
     assert check in [c["name"] for c in outcome.data["checks"] if c["status"] == "fail"]
 
 
-@pytest.mark.parametrize(("fault", "code", "exit_code"), [
-    ("html", "not_openai", Exit.UNREACHABLE), ("401", "unauthorised", Exit.REFUSED)])
+@pytest.mark.parametrize(
+    ("fault", "code", "exit_code"), [("html", "not_openai", Exit.UNREACHABLE), ("401", "unauthorised", Exit.REFUSED)]
+)
 def test_what_is_no_openai_server_is_one_clear_error(fault: str, code: str, exit_code: Exit) -> None:
     with pytest.raises(Problem) as caught:
         smoke(FakeServer(fault=fault))
@@ -61,8 +65,18 @@ def test_no_server_and_no_tls_are_told_apart(scheme: str, code: str) -> None:
 
 def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "pass", only: int | None = None) -> None:
     for rank in range(ranks if only is None else only):
-        (folder / f"rank-{rank}.json").write_text(json.dumps({
-            "rank": rank, "pid": 1, "ep_size": ranks, "layers": 30, "launches": launches, "selftest": {"status": selftest}}))
+        (folder / f"rank-{rank}.json").write_text(
+            json.dumps(
+                {
+                    "rank": rank,
+                    "pid": 1,
+                    "ep_size": ranks,
+                    "layers": 30,
+                    "launches": launches,
+                    "selftest": {"status": selftest},
+                }
+            )
+        )
 
 
 def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path) -> None:
@@ -72,10 +86,17 @@ def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path) -> 
     assert outcome.data["fused_path_active"] is True and outcome.status == "pass"
 
 
-@pytest.mark.parametrize("change", [
-    pytest.param({"only": 1}, id="one rank silent"), pytest.param({"selftest": "not_run"}, id="self-test off"),
-    pytest.param({"launches": 10}, id="counters stand still")])
-def test_incomplete_evidence_is_no_evidence(tmp_path: Path, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"only": 1}, id="one rank silent"),
+        pytest.param({"selftest": "not_run"}, id="self-test off"),
+        pytest.param({"launches": 10}, id="counters stand still"),
+    ],
+)
+def test_incomplete_evidence_is_no_evidence(
+    tmp_path: Path, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     evidence(tmp_path, 10, **({"only": change["only"]} if "only" in change else {}))
     after = {"launches": 20, **change}
     threading.Timer(0.3, lambda: evidence(tmp_path, **after)).start()

@@ -18,12 +18,17 @@ def test_mcnemar_is_the_exact_one_sided_sign_test() -> None:
 
 def test_wilson_interval_equals_its_formula() -> None:
     n, z, p = 1319, 1.959964, 1243 / 1319
-    centre, half = (p + z * z / 2 / n) / (1 + z * z / n), z * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5 / (1 + z * z / n)
+    centre, half = (
+        (p + z * z / 2 / n) / (1 + z * z / n),
+        z * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5 / (1 + z * z / n),
+    )
     found = stats.wilson(1243, n)
     assert (found.low, found.high) == pytest.approx((centre - half, centre + half), abs=1e-6)
 
 
-@pytest.mark.parametrize(("flips", "points"), [pytest.param(0.02, 1.0, id="2 % flips"), pytest.param(0.05, 1.5, id="5 % flips")])
+@pytest.mark.parametrize(
+    ("flips", "points"), [pytest.param(0.02, 1.0, id="2 % flips"), pytest.param(0.05, 1.5, id="5 % flips")]
+)
 def test_1319_questions_settle_one_to_one_and_a_half_points(flips: float, points: float) -> None:
     assert 100 * stats.detectable_loss(flips, 1319, 0.05, 0.8) == pytest.approx(points, abs=0.06)
 
