@@ -23,7 +23,8 @@ container: {engine: docker, ipc: host, init: true, stop_timeout: 60, devices: [/
 
 
 def megamoe(*argv: str) -> tuple[int, Any, str]:
-    done = subprocess.run([sys.executable, "-m", "megamoe", *argv, "--json"], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "megamoe", *argv, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode, json.loads(done.stdout), done.stdout
 
 

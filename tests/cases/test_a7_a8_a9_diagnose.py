@@ -67,7 +67,8 @@ def test_a8_the_rank_that_died_first_is_named_and_the_others_are_victims(tmp_pat
 
 
 def test_a8_twin_watchdogs_alone_are_a_hang(tmp_path: Path) -> None:
-    code, body, _ = diagnose(tmp_path, WATCHDOGS + "11:05:05 [rank 5] watchdog: no progress for 300 s, dumping stacks\n")
+    last = "11:05:05 [rank 5] watchdog: no progress for 300 s, dumping stacks\n"
+    code, body, _ = diagnose(tmp_path, WATCHDOGS + last)
     assert (code, body["data"]["class"]) == (1, "HANG")
 
 
@@ -85,11 +86,13 @@ def test_a9_twin_a_wrong_kernel_layout_is_not_trusted_and_only_that_line_is_quot
     assert "gate" in text
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00\xff\x1b[31m" * 5000, b"\x1f\x8b\x08broken", b"\xfd7zXZ\x00x", b"no newline"])
+@pytest.mark.parametrize("data", [b"", b"\x00\xff\x1b[31m" * 5000, b"\x1f\x8b\x08broken", b"\xfd7zXZ\x00x",
+                                  b"no newline"])
 def test_bad_logs_get_an_answer_and_never_a_bug_report(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(data)
-    done = subprocess.run([sys.executable, "-m", "megamoe", "diagnose", str(path), "--json"], capture_output=True, timeout=60)
+    command = [sys.executable, "-m", "megamoe", "diagnose", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=60)
     assert done.returncode in (0, 1, 2, 5)
     assert b"Traceback" not in done.stderr
     json.loads(done.stdout)

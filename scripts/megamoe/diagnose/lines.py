@@ -25,7 +25,7 @@ _RANK = re.compile(
 _FILE_RANK = re.compile(r"(?:rank|dp|ep|worker)[_.-]?(\d{1,3})(?!\d)", re.I)
 _PREFIX = re.compile(
     r"^(?:\s*(?:\[[^\]]{0,80}\]|\([^)]{0,80}\)|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
-    r"|[\w.-]{1,60}\[\d+\]:|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
+    r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,8 +214,8 @@ def shm(facts: Facts, deploy: Deploy) -> list[Finding]:
 def disk(facts: Facts, deploy: Deploy) -> list[Finding]:
     free = _num(_map(facts.get("disk_docker")).get("free_bytes"))
     if free is not None and free < 100 << 30:
-        return [_f("DISK_IMAGE", "warn", f"{free / (1 << 30):.0f} GiB free for images", "a ROCm image and the one before "
-                   "it need about 100 GiB", "remove images that nothing uses")]
+        return [_f("DISK_IMAGE", "warn", f"{free / (1 << 30):.0f} GiB free for images", "a ROCm image and the one "
+                   "before it need about 100 GiB", "remove images that nothing uses")]
     return []
 
 

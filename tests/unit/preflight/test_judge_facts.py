@@ -51,8 +51,8 @@ def test_seven_of_eight_names_the_pci_address() -> None:
     assert ADDRESSES[7] in found[0].what
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-                    lambda c: st.lists(c, max_size=4) | st.dictionaries(st.sampled_from(
+LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+JSON = st.recursive(LEAF, lambda c: st.lists(c, max_size=4) | st.dictionaries(st.sampled_from(
                         ["id", "gid", "dev", "groups", "pid", "alive", "vram_mb", "vram_used_mb", "/dev/kfd", "address",
                          "open_kfd_rdwr", "container_groups", "free_bytes", "total_bytes", "partition", "gpu"]), c))
 
