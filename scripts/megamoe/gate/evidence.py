@@ -110,7 +110,7 @@ def _mapping(value: Any, where: str, what: str) -> dict[str, Any]:
 
 
 def _results_dir(run: dict[str, Any], run_home: Path) -> list[Path] | None:
-    """Where the run's own files may lie: results_dir as given, seen from the working directory and from RUN's folder."""
+    """Where the run's own files may lie: results_dir as given, from the working directory or from RUN's folder."""
     named = run.get("results_dir")
     if not isinstance(named, str) or not named:
         return None

@@ -36,7 +36,7 @@ FILTERS = {"strict-match": strict_match, "flexible-extract": flexible_extract}
 
 
 def normalise(answer: str) -> str:
-    """What exact_match compares: commas, dollar signs, all up to the last "#### " and one final dot removed, lower case."""
+    """What exact_match compares: no commas, dollars, text up to the last "#### ", final dot; lower case."""
     for pattern in _IGNORED:
         answer = pattern.sub("", answer)
     return answer.lower()

@@ -1,7 +1,8 @@
 """Runs inside lm-eval's own environment: `python harness.py CONFIG.json`. Imports nothing of megamoe but its siblings.
 
-lm-evaluation-harness builds the prompts, filters and scores. This file replaces only its request loop, so that answers
-are journalled as they come (resume), retries are counted by cause, progress is told, and a broken model is stopped early.
+lm-evaluation-harness builds the prompts, filters and scores. This file replaces only its request loop, so that
+answers are journalled as they come (resume), retries are counted by cause, progress is told, and a
+broken model is stopped early.
 One JSON object per line on stdout; the API key arrives as OPENAI_API_KEY, never in CONFIG or argv.
 """
 

@@ -3,7 +3,8 @@
 The statistic is a mixture likelihood ratio (an e-process). For each alternative accuracy q below the floor p0 the
 likelihood ratio of the answers so far, q against p0, has expectation at most 1 whenever the true accuracy is p0 or
 better; so has their average, and by Ville's inequality it ever reaches 1/alpha with probability at most alpha, however
-often one looks. Answers must come in an order that does not depend on their outcome: the harness asks the questions in a
+often one looks. Answers must come in an order that does not depend on their outcome: the harness
+asks the questions in a
 seeded shuffled order and feeds this class in that order, not in the order of arrival.
 Checked by scripts/simulate_gate.py. Standard library only: harness.py imports it in lm-eval's own environment.
 """

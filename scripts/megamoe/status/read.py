@@ -1,6 +1,7 @@
 """Evidence files of the adapter, one `rank-N.json` each, from a folder or from a command that prints them.
 
-Keys read: rank, pid, started_unix_s, updated_unix_s, layers, launches, selftest.status, ep_size or ranks; others are kept.
+Keys read: rank, pid, started_unix_s, updated_unix_s, layers, launches, selftest.status, ep_size or
+ranks; others are kept.
 A command (for instance `docker exec moe megamoe status --json`) prints one envelope, a list, or one object per line.
 """
 

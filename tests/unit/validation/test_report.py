@@ -1,4 +1,4 @@
-"""Reports: identical input gives identical bytes, nothing is fetched from outside, and text from a server is escaped."""
+"""Reports: identical input gives identical bytes, nothing comes from outside, a server's text is escaped."""
 
 from __future__ import annotations
 
