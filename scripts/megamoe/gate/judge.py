@@ -86,7 +86,7 @@ def judge(policy: Policy, evidence: Evidence, baseline: Evidence | None = None) 
 
 
 def _stopped_early(policy: Policy, stopped: dict[str, Any]) -> Outcome:
-    """The sequential test of `megamoe gsm8k` already ruled the floor out; there is no full result, and none is needed."""
+    """The sequential test of `megamoe gsm8k` already ruled the floor out; no full result is needed."""
     what = (
         f"stopped after {stopped.get('answers')} answers, {stopped.get('right')} of them right: an accuracy of "
         f"{stopped.get('floor')} is ruled out (false alarms {stopped.get('alpha')} at most)"
@@ -705,7 +705,7 @@ def _judge_paired(
     }
     data["paired"] = paired
     could = (
-        f"with {n} questions and {flip_rate:.1%} flips this run could settle a loss of {100 * can_find:.1f} points or more "
+        f"with {n} questions and {flip_rate:.1%} flips it could settle a loss of {100 * can_find:.1f} points or more "
         f"({policy.paired_power:.0%} power, {policy.paired_alpha:.0%} false alarms)"
     )
     if p <= policy.paired_alpha:

@@ -290,7 +290,7 @@ def _outcome(
                     "error",
                     what,
                     "a broken model need not answer all questions",
-                    "with HTTP 200 and a low score suspect weight layout or scales: ATOM_MOE_GU_ITLV, AITER_BF16_FP8_MOE_BOUND, the "
+                    "suspect weight layout or scales (ATOM_MOE_GU_ITLV, AITER_BF16_FP8_MOE_BOUND), the "
                     "image's commits; the answers are in journal.jsonl",
                 )
             ],

@@ -14,8 +14,8 @@ from megamoe.smoke.checks import CHECKS, Check, Target, timed
 from megamoe.status.read import judge_evidence, launches, read_status
 
 _FIXES = {
-    "fused path": "pass --status-dir (what MEGAMOE_STATUS_DIR names on the node) or --status-command; if given, read the engine's "
-    "log of the rank named",
+    "fused path": "pass --status-dir (what MEGAMOE_STATUS_DIR names on the node) or --status-command; else read the "
+    "engine's log of the rank named",
     "known answer": "read the engine's log; fluent nonsense points at weight layout or scales",
     "streaming": "turn off buffering in the proxy",
     "token limit": "compare --max-model-len with the plan",
