@@ -18,13 +18,13 @@ SHARED = {
 INTERNAL = re.compile(r"megamoe_rehearsal_|[a-z_]+_(facts|result|spec)$")
 
 
-def inventory_faults(hostvars: Mapping[str, Any], groups: Mapping[str, list[str]], specs: list[str]) -> list[str]:
+def inventory_faults(hostvars: Mapping[str, Any], groups: Mapping[str, list[str]], roles: str) -> list[str]:
     """One sentence per mistake, with hosts and the fix; empty when the inventory can be used.
 
     Args:
         hostvars: variables by host, as Ansible has them.
         groups: hosts by group.
-        specs: paths of all roles' argument_specs.yml; their options are the known variables.
+        roles: directory of the roles; the options of their argument_specs.yml are the known variables.
     """
     nodes = list(groups.get("megamoe_nodes", []))
     if not nodes:
@@ -32,10 +32,10 @@ def inventory_faults(hostvars: Mapping[str, Any], groups: Mapping[str, list[str]
     faults = []
     known = set(SHARED)
     prefixes = {"megamoe"}
-    for path in specs:
-        options = yaml.safe_load(Path(path).read_text())["argument_specs"]["main"]["options"]
+    for path in sorted(Path(roles).glob("*/meta/argument_specs.yml")):
+        options = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
         known |= set(options)
-        prefixes.add(Path(path).parents[1].name)
+        prefixes.add(path.parents[1].name)
     pattern = re.compile(f"(?:{'|'.join(sorted(prefixes))})_")
     unknown: dict[str, list[str]] = defaultdict(list)
     addresses: dict[str, list[str]] = defaultdict(list)
@@ -60,6 +60,15 @@ def inventory_faults(hostvars: Mapping[str, Any], groups: Mapping[str, list[str]
     canary = hostvars[nodes[0]].get("megamoe_canary", nodes[0])
     if canary not in nodes:
         faults.append(f"megamoe_canary is {canary!r}, which is not in megamoe_nodes ({', '.join(nodes)}).")
+    datasets: dict[str, list[str]] = defaultdict(list)
+    for host in nodes:
+        datasets[str(hostvars[host].get("validate_dataset", ""))].append(host)
+    faults += [
+        f"{', '.join(hosts)}: validate_dataset is {path!r}, which is no file on the controller. The gate cannot decide without "
+        "questions: set it to a file in GSM8K JSONL form."
+        for path, hosts in datasets.items()
+        if not Path(path).is_file()
+    ]
     missing = [host for host in nodes if not isinstance(hostvars[host].get("megamoe_deploy"), Mapping)]
     if missing:
         faults.append(f"{', '.join(missing)}: megamoe_deploy is missing or no mapping. See inventories/example.")
