@@ -69,7 +69,9 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], int]:
 def _tensor(name: str, entry: Any) -> tuple[Tensor, tuple[int, int]]:
     if not isinstance(entry, dict):
         raise BadHeader(f"{name[:120]}: entry is not an object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     whole = all(isinstance(v, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in v)
                 for v in (shape, offsets))
     if not isinstance(dtype, str) or not whole or len(offsets) != 2 or offsets[1] < offsets[0]:
