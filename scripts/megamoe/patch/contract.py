@@ -60,7 +60,7 @@ def _unmet(module: ast.Module, need: dict[str, Any]) -> str | None:
         bases = [ast.unparse(b) for b in cls.bases]
         base = need.get("base")
         return None if base is None or base in bases else f"class {cls.name} derives from {bases}, not {base}"
-    where = need.get("function") or need.get("in")
+    where = str(need.get("function") or need["in"])
     node = _function(module, where)
     if node is None:
         return f"{where} is gone"
@@ -73,8 +73,6 @@ def _unmet(module: ast.Module, need: dict[str, Any]) -> str | None:
         have_set = _self_attributes(node)
         lost = [a for a in need["self_attributes"] if a not in have_set]
         return f"{where} sets no self.{', self.'.join(lost)}" if lost else None
-    if "fields" in need:
-        raise AssertionError("fields belong to fields_of")
     calls = [c for c in ast.walk(node) if isinstance(c, ast.Call) and ast.unparse(c.func) == need["call"]]
     if not calls:
         return f"{where} no longer calls {need['call']}"
@@ -108,7 +106,7 @@ def _class(module: ast.Module, name: str) -> ast.ClassDef | None:
     return next((n for n in module.body if isinstance(n, ast.ClassDef) and n.name == name), None)
 
 
-def _function(module: ast.Module, dotted: str) -> ast.FunctionDef | ast.ClassDef | None:  # type: ignore[return]
+def _function(module: ast.Module, dotted: str) -> ast.FunctionDef | None:
     owner, _, name = dotted.rpartition(".")
     body = module.body
     if owner:
