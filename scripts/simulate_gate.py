@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Simulates the gate's tests and writes the curves: false alarms and misses of floor, reference, paired and sequential tests.
+"""Simulates the gate and writes the curves: false alarms and misses of floor, reference, paired, sequential tests.
 
     scripts/simulate_gate.py [--runs 2000] [--out scripts/docs]
 
@@ -31,7 +31,7 @@ def paired_verdict(lost: int, gained: int, n: int) -> str:
 
 
 def unpaired(policy: Policy, runs: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """Share of runs failed by the floor and by the reference test, by true accuracy. The reference is drawn anew each run."""
+    """Share of runs failed by floor and reference test, by true accuracy; the reference is drawn anew each run."""
     out = []
     fails = lru_cache(maxsize=None)(
         lambda right, ref: stats.p_below_measured(right, N, ref / N, N) < policy.reference_alpha
@@ -118,7 +118,8 @@ def plot(curves: list[dict[str, float]], policy: Policy) -> str:
         "\n".join(
             [
                 *lines,
-                '<text x="360" y="280" text-anchor="middle">true accuracy (share of runs failed, n = 1319)</text></svg>',
+                '<text x="360" y="280" text-anchor="middle">'
+                "true accuracy (share of runs failed, n = 1319)</text></svg>",
             ]
         )
         + "\n"

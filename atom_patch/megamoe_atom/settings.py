@@ -32,7 +32,9 @@ _OTHER_NAMES = frozenset(
         "MEGAMOE_STATE",
         "MEGAMOE_ATOM_DIR",
         "MEGAMOE_ATOM_MAIN_DIR",
-        "MEGAMOE_ATOM_RC",
+        "MEGAMOE_ATOM_RC0_DIR",
+        "MEGAMOE_ATOM_PYTHON",
+        "MEGAMOE_FLYDSL_PYTHON",
         "MEGAMOE_FLYDSL_DIR",
         "MEGAMOE_GIT_BASE",
     }
