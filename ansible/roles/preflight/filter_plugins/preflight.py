@@ -13,7 +13,8 @@ import yaml
 
 # Read by playbooks, not by one role, so no argument_specs lists them.
 SHARED = {
-    "megamoe_deploy", "megamoe_wave_size", "megamoe_canary", "megamoe_state_dir", "megamoe_node_address", "megamoe_api_key",
+    "megamoe_deploy", "megamoe_wave_size", "megamoe_canary", "megamoe_state_dir", "megamoe_node_address",
+    "megamoe_api_key",
 }  # fmt: skip
 INTERNAL = re.compile(r"megamoe_rehearsal_|[a-z_]+_(facts|result|spec)$")
 
@@ -64,8 +65,8 @@ def inventory_faults(hostvars: Mapping[str, Any], groups: Mapping[str, list[str]
     for host in nodes:
         datasets[str(hostvars[host].get("validate_dataset", ""))].append(host)
     faults += [
-        f"{', '.join(hosts)}: validate_dataset is {path!r}, which is no file on the controller. The gate cannot decide without "
-        "questions: set it to a file in GSM8K JSONL form."
+        f"{', '.join(hosts)}: validate_dataset is {path!r}, which is no file on the controller. The gate cannot decide "
+        "without questions: set it to a file in GSM8K JSONL form."
         for path, hosts in datasets.items()
         if not Path(path).is_file()
     ]
