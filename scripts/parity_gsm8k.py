@@ -4,9 +4,9 @@
     scripts/parity_gsm8k.py EXAMPLE_MODEL_SOLUTIONS.jsonl
 
 The file has, per question, four solutions with the publisher's mark. They end in "A: N" where the task's few-shot
-format ends in "#### N", so each is rewritten before scoring. With lm-eval importable, its own filters and metric
-score the same texts and must agree on all of them. Prints counts and each disagreement; exit 1 when one of them is ours.
-With lm-eval importable, its own filters and metric """
+format ends in "#### N", so each is rewritten before scoring. With lm-eval importable, its own filters and metric score
+the same texts and must agree on all of them. Prints counts and each disagreement; exit 1 when one of them is ours.
+"""
 
 from __future__ import annotations
 
