@@ -229,8 +229,10 @@ def _network_error(settings: Settings) -> str | None:
         check=False,
     )
     words = done.stdout.split()
-    mirror = words[0] if len(words) > 1 else "http://deb.debian.org/debian"
-    suite = words[-1] if words else "bookworm"
+    if len(words) < 2:
+        # apt names no mirror here: debootstrap takes its own default, and says itself when that does not answer.
+        return None
+    mirror, suite = words[0], words[-1]
     try:
         with urllib.request.urlopen(f"{mirror.rstrip('/')}/dists/{suite}/Release", timeout=15) as answer:
             return None if answer.status == 200 else f"{mirror} answered {answer.status}"
