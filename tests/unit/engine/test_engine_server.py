@@ -221,7 +221,7 @@ def test_a_model_directory_with_a_short_file_is_refused(
 def test_the_self_test_stops_a_mispaired_start(start: Callable[..., Running]) -> None:
     refused = start(*MEGA_FLAGS, **MEGA, MEGAMOE_REHEARSAL_FAULT="gate_up_mispaired")
     assert refused.process.wait(60) == 1
-    assert "self-test" in refused.log.read_text()
+    assert "[selftest]" in refused.log.read_text()
 
 
 def test_with_the_self_test_off_a_mispaired_server_answers_otherwise(

@@ -16,13 +16,19 @@ class FakeServer(ThreadingHTTPServer):
 
     def __init__(self, answers: dict[str, str] | None = None, fault: str = "", port: int = 0) -> None:
         self.answers, self.fault, self.asked = answers or {}, fault, 0
-        self.started, self.seen_keys = time.time(), set[str]()
+        self.started, self.seen_keys, self.stopped = time.time(), set[str](), False
         super().__init__(("127.0.0.1", port), Handler)
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def stop(self) -> None:
+        """Ends as a killed process does: open connections break, too (their threads would go on answering)."""
+        self.stopped = True
+        self.shutdown()
+        self.server_close()
 
     def answer(self, prompt: str) -> str:
         """A worked answer to the last question of the prompt, or the sum of its two numbers."""
@@ -48,6 +54,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def _send(self, status: int, body: Any, kind: str = "application/json") -> None:
+        if self.server.stopped:
+            self.close_connection = True
+            return
         raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)

@@ -120,8 +120,7 @@ def test_a_server_restarted_within_the_run_is_no_evidence(
     def restart() -> None:
         while first.asked < 20:
             time.sleep(0.02)
-        first.shutdown()
-        first.server_close()
+        first.stop()
         time.sleep(1.0)
         again = FakeServer(questions[1], port=port)
         again.started = first.started + 100
