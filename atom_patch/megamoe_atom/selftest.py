@@ -588,6 +588,6 @@ _FIXES = {
     "experts_shifted": "expert placement and kernel disagree: check the EP size and that EPLB is off",
     "one_expert": "reload; if the same expert fails again, verify the checkpoint's shards and that GPU's memory",
     "clamp_missing": "the loaded kernels ignore swiglu_limit: use the edited kernels of the image",
-    "non_deterministic": "a race or a faulty GPU: run `megamoe kernels check` on the node and do not serve from it",
-    "kernel": "do not serve; run `megamoe kernels check` on the node and report these figures",
+    "non_deterministic": "a race or a faulty GPU: do not serve from this node; report the log and the status files",
+    "kernel": "do not serve; report these figures with the log and the status files",
 }
