@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -76,10 +76,13 @@ class StatusWriter:
         directory: Path,
         status: RankStatus,
         *,
-        interval_s: float = 5.0,
+        interval_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the directory and the first file, so that a launch that cannot leave evidence fails at start-up.
+
+        interval_s: a smoke test of a few seconds must see the counters grow, so not more than a second or so. Files of
+        ranks that this group does not have (an earlier start of another size) are removed: they prove nothing of it.
 
         Raises:
             Problem: "status_dir", the directory cannot be written.
@@ -91,6 +94,9 @@ class StatusWriter:
         self._next = 0.0
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            for path in directory.iterdir():
+                if (named := _NAME.fullmatch(path.name)) and int(named[1]) >= status.ep_size:
+                    path.unlink(missing_ok=True)  # another rank of this start may have been faster
             self._replace()
         except OSError as error:
             raise Problem(
@@ -153,11 +159,11 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _bad(path: Path, what: str, why: str) -> Problem:
+def _bad(where: Path | str, what: str, why: str) -> Problem:
     return Problem(
         "status_file",
         exit_code=Exit.NO_EVIDENCE,
-        what=f"{path}: {what}",
+        what=f"{where}: {what}",
         why=why,
         fix="look at that rank's log; remove the file when it belongs to no running rank",
     )
@@ -174,27 +180,37 @@ def read_status(path: Path) -> RankStatus:
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(path, f"cannot be read ({error})", "this rank's evidence is missing") from error
     try:
-        body: Mapping[str, Any] = json.loads(text)
+        body: Any = json.loads(text)
     except ValueError as error:
         raise _bad(
             path,
             f"is not JSON ({error}; {len(text)} characters)",
             "the adapter replaces the file whole, so a part of one was written by something else",
         ) from error
+    status = parse_status(body, path)
+    named = _NAME.fullmatch(path.name)
+    if named and int(named[1]) != status.rank:
+        raise _bad(path, f"says rank {status.rank}", "two ranks would be counted as one")
+    return status
+
+
+def parse_status(body: Any, where: Path | str) -> RankStatus:
+    """One rank's evidence from its JSON form; `where` names the source in errors.
+
+    Raises:
+        Problem: "status_file" (exit 5: no evidence): foreign, of another schema, or a figure is missing or mistyped.
+    """
     if not isinstance(body, dict):
-        raise _bad(path, "holds no JSON object", "it was not written by the adapter")
+        raise _bad(where, "holds no JSON object", "it was not written by the adapter")
     if body.get("schema_version") != SCHEMA_VERSION:
         raise _bad(
-            path,
+            where,
             f"has schema_version {body.get('schema_version')!r}, expected {SCHEMA_VERSION}",
             "image and command line are of different versions, or another program wrote it",
         )
     wrong = [n for n, kind in _TYPES.items() if not isinstance(body.get(n), kind) or isinstance(body.get(n), bool)]
     if wrong or body["selftest_state"] not in _STATES:
-        raise _bad(path, f"lacks or mistypes {', '.join(wrong) or 'selftest_state'}", "its evidence cannot be judged")
-    named = _NAME.fullmatch(path.name)
-    if named and int(named[1]) != body["rank"]:
-        raise _bad(path, f"says rank {body['rank']}", "two ranks would be counted as one")
+        raise _bad(where, f"lacks or mistypes {', '.join(wrong) or 'selftest_state'}", "its evidence cannot be judged")
     values = {f.name: body[f.name] for f in fields(RankStatus)}
     values["selftest"] = {k: float(v) for k, v in body["selftest"].items()}
     return RankStatus(**values)

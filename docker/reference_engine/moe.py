@@ -7,10 +7,14 @@ brings its share of the tokens, as under DP attention. Every token goes to all e
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import NamedTuple
 
+import megamoe_atom
 import torch
 import torch.nn.functional as F
 from megamoe_atom.experts import Geometry
@@ -18,9 +22,9 @@ from megamoe_atom.layout import ConvertedLayer, convert_layer_tensors
 from megamoe_atom.problem import Problem
 from megamoe_atom.reference import MegaMoE, ReferenceGroup
 from megamoe_atom.selftest import RankInput, SelfTest
+from megamoe_atom.status import RankStatus, SelftestState, StatusWriter
 
 from reference_engine.checkpoint import ModelConfig, Weights
-from reference_engine.evidence import Evidence
 
 log = logging.getLogger("reference_engine")
 
@@ -97,21 +101,16 @@ class MoeStack:
                 kernel.prepare()
         self._ids = torch.arange(config.num_experts_per_tok, dtype=torch.int32).repeat(mtpr, 1)
         self._ones = torch.ones(mtpr, config.num_experts_per_tok, dtype=torch.float32)
-        self._evidence = Evidence(
-            ranks,
-            {
-                "kernel": "megamoe_atom.reference",
-                "quant": "a8w4",
-                "hidden": config.moe_hidden_padded,
-                "intermediate": config.moe_intermediate_size,
-                "experts": config.n_routed_experts,
-                "topk": config.num_experts_per_tok,
-                "ep_size": ranks,
-                "mtpr": mtpr,
-                "layers_converted": config.num_hidden_layers,
-                "kernel_instances": 1,
-            },
-        )
+        directory = os.environ.get("MEGAMOE_STATUS_DIR")
+        self._status = [self._writer(Path(directory), rank) for rank in range(ranks)] if directory else []
+
+    def _writer(self, directory: Path, rank: int) -> StatusWriter:
+        """The same evidence as on a GPU, one file per simulated rank. There is no heap here, so none is claimed."""
+        geometry = {k: v for k, v in asdict(self._geometry(rank)).items() if k != "rank"}
+        names = [f"layers.{layer}" for layer in range(self._config.num_hidden_layers)]
+        status = RankStatus(rank, self.ranks, geometry, self._mtpr, layers_converted=names, kernel_instances=1)
+        status.versions = {"adapter": megamoe_atom.__version__, "kernel": "megamoe_atom.reference"}
+        return StatusWriter(directory, status)
 
     def _geometry(self, rank: int) -> Geometry:
         c = self._config
@@ -151,19 +150,16 @@ class MoeStack:
         """
         if self._selftest is None:
             log.warning("SELF-TEST OFF (MEGAMOE_SELFTEST=off): a wrong weight layout would not be noticed here")
-            self._evidence.selftest = {"status": "not_run", "why": "MEGAMOE_SELFTEST=off"}
-            self.write_status()
+            self._record("off", {})
             return
         started = time.monotonic()
         try:
             report = self._selftest.verify(self._run, lambda name, rank: self.layers[_number(name)][rank])
-        except Problem as problem:
-            self._evidence.selftest = {"status": "fail", "reasons": [reason.what for reason in problem.reasons]}
-            self.write_status()
+        except Problem:
+            self._record("failed", {})
             raise
         worst = max(report.layers, key=lambda r: max(r.rel_quiet, r.rel_loud))
-        self._evidence.selftest = {"status": "pass", **report.as_data()}
-        self.write_status()
+        self._record("passed", {r.layer: max(r.rel_quiet, r.rel_loud) for r in report.layers})
         log.info(
             "self-test: %d layers passed (worst relL2 %.4f, %s; %d repeats each bit-equal), %.2f seconds",
             len(report.layers),
@@ -179,7 +175,13 @@ class MoeStack:
 
     def write_status(self) -> None:
         """Puts the evidence on disk, one file per rank."""
-        self._evidence.write([int(kernel.launches) for kernel in self.kernels])
+        for writer in self._status:
+            writer.write()
+
+    def _record(self, state: SelftestState, figures: dict[str, float]) -> None:
+        for writer in self._status:
+            writer.status.selftest_state, writer.status.selftest = state, figures
+        self.write_status()
 
     def forward(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] in any float dtype; returns the same shape and dtype.
@@ -198,7 +200,7 @@ class MoeStack:
                 for part in parts
             ]
         )
-        if layer + 1 == self._config.num_hidden_layers and self._evidence.due():
-            self.write_status()
+        for writer in self._status:
+            writer.forward(f"layers.{layer}")
         out = torch.cat([out[: len(part)] for out, part in zip(outs, parts, strict=True)])
         return out[:, : x.shape[1]].to(x.dtype)

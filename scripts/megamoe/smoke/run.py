@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 from megamoe_atom.problem import Exit, Problem
+from megamoe_atom.status import RankStatus
 
 from megamoe.envelope import Finding, Outcome
 from megamoe.gsm8k.endpoint import api_key, base_url, client, get_json, served_model
 from megamoe.smoke.checks import CHECKS, Check, Target, timed
-from megamoe.status.read import judge_evidence, launches, read_status
+from megamoe.status.read import judge_evidence, read_status
 
 _FIXES = {
     "fused path": "pass --status-dir (what MEGAMOE_STATUS_DIR names on the node) or --status-command; else read the "
@@ -62,17 +63,17 @@ def _health(http: Any) -> tuple[str, str]:
     return "pass", "/health answers"
 
 
-def _fused(before: list[dict[str, Any]], folder: str | None, command: str | None) -> tuple[Check, list[dict[str, Any]]]:
+def _fused(before: list[RankStatus], folder: str | None, command: str | None) -> tuple[Check, list[RankStatus]]:
     """Evidence is written about once a second, so the last files are awaited for a few seconds."""
     begun = time.monotonic()
-    earlier = {e["rank"]: (launches(e) or 0, e.get("pid")) for e in before}
+    earlier = {e.rank: (e.launches, e.pid) for e in before}
     while True:
         after = read_status(folder, command)
         against = judge_evidence(after)
-        idle = [e["rank"] for e in after if (launches(e) or 0) <= earlier.get(e["rank"], (0, None))[0]]
+        idle = [e.rank for e in after if e.launches <= earlier.get(e.rank, (0, 0))[0]]
         if idle:
             against.append(f"the launch counters of ranks {idle} did not grow during the smoke")
-        changed = [e["rank"] for e in after if e["rank"] in earlier and earlier[e["rank"]][1] != e.get("pid")]
+        changed = [e.rank for e in after if e.rank in earlier and earlier[e.rank][1] != e.pid]
         if changed:
             against.append(f"ranks {changed} were restarted during the smoke")
         if not against or time.monotonic() - begun > 4:
@@ -83,13 +84,13 @@ def _fused(before: list[dict[str, Any]], folder: str | None, command: str | None
         if against
         else (
             f"ran on all {len(after)} ranks, self-test passed, launches grew by "
-            f"{sum((launches(e) or 0) - earlier.get(e['rank'], (0, None))[0] for e in after)}"
+            f"{sum(e.launches - earlier.get(e.rank, (0, 0))[0] for e in after)}"
         )
     )
     return Check("fused path", "fail" if against else "pass", detail, round(time.monotonic() - begun, 2)), after
 
 
-def _outcome(checks: list[Check], evidence: list[dict[str, Any]], model: str, seconds: float) -> Outcome:
+def _outcome(checks: list[Check], evidence: list[RankStatus], model: str, seconds: float) -> Outcome:
     findings = []
     for check in checks:
         if check.status == "pass":
@@ -117,7 +118,7 @@ def _outcome(checks: list[Check], evidence: list[dict[str, Any]], model: str, se
     data = {
         "model": model,
         "seconds": round(seconds, 2),
-        "evidence": evidence,
+        "evidence": [e.as_dict() for e in evidence],
         "fused_path_active": any(c.name == "fused path" and c.status == "pass" for c in checks),
         "checks": [{"name": c.name, "status": c.status, "detail": c.detail, "seconds": c.seconds} for c in checks],
     }

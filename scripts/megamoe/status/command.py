@@ -22,7 +22,7 @@ def status(
     """Evidence of the running adapter, rank by rank."""
 
     def work() -> Outcome:
-        from megamoe.status.read import judge_evidence, launches, layer_count, read_status
+        from megamoe.status.read import judge_evidence, read_status
 
         folder = directory or (None if command else os.environ.get("MEGAMOE_STATUS_DIR"))
         if not folder and not command:
@@ -34,12 +34,13 @@ def status(
             )
         ranks = read_status(folder, command)
         against = judge_evidence(ranks)
-        rows = [f"{'rank':>4} {'pid':>8} {'layers':>6} {'launches':>10}  self-test"]
+        rows = [f"{'rank':>4} {'pid':>8} {'layers':>6} {'launches':>12} {'epoch':>7}  self-test"]
         rows += [
-            f"{e['rank']:>4} {e.get('pid', '-')!s:>8} {layer_count(e)!s:>6} {launches(e)!s:>10}  "
-            f"{(e.get('selftest') or {}).get('status', 'unknown')}"
+            f"{e.rank:>4} {e.pid:>8} {len(e.layers_converted):>6} {e.launches:>12} {e.epoch_share:>7.2%}  "
+            f"{e.selftest_state}"
             for e in ranks
         ]
+        data = {"ranks": [e.as_dict() for e in ranks]}
         findings = [
             Finding(
                 "FUSED_NOT_PROVEN",
@@ -56,11 +57,11 @@ def status(
                 Exit.NO_EVIDENCE,
                 f"the fused path is not proven: {against[0]}",
                 findings,
-                {"ranks": ranks},
+                data,
                 "\n".join(rows),
             )
         return Outcome(
-            "pass", Exit.PASS, f"the fused path ran on all {len(ranks)} ranks", [], {"ranks": ranks}, "\n".join(rows)
+            "pass", Exit.PASS, f"the fused path ran on all {len(ranks)} ranks", [], data, "\n".join(rows)
         )
 
     run_verb("status", work, json_output=json_output)

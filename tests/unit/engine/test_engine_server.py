@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from engine_support import MEGA, MEGA_FLAGS, Running
+from megamoe.status.read import judge_evidence, read_status
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 
@@ -171,6 +172,8 @@ def test_every_rank_leaves_evidence_that_grows(server: Running, status_dir: Path
     time.sleep(1.1)  # files are replaced at most once a second
     post(server, prompt="hello", **GREEDY)
     assert all(now > then for now, then in zip(launches(), before, strict=True))
+    # What `megamoe status` and smoke would say of it.
+    assert judge_evidence(read_status(str(status_dir), None)) == []
 
 
 def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(start: Callable[..., Running]) -> None:

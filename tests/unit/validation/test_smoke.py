@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 import pytest
 from fake_server import FakeServer
 from megamoe.smoke.run import run_smoke
+from megamoe.status.read import judge_evidence, read_status
 from megamoe_atom.problem import Exit, Problem
+from megamoe_atom.status import RankStatus, StatusWriter
 
 
 def smoke(server: FakeServer, status_dir: str | None = None, limit: int | None = 9472) -> Any:
@@ -63,20 +64,15 @@ def test_no_server_and_no_tls_are_told_apart(scheme: str, code: str) -> None:
     assert (caught.value.code, caught.value.exit_code) == (code, Exit.UNREACHABLE)
 
 
-def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "pass", only: int | None = None) -> None:
+def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "passed", only: int | None = None) -> None:
+    """What the adapter's own writer leaves, so that reader and writer cannot drift apart."""
     for rank in range(ranks if only is None else only):
-        (folder / f"rank-{rank}.json").write_text(
-            json.dumps(
-                {
-                    "rank": rank,
-                    "pid": 1,
-                    "ep_size": ranks,
-                    "layers": 30,
-                    "launches": launches,
-                    "selftest": {"status": selftest},
-                }
-            )
-        )
+        status = RankStatus(rank, ranks, {"hidden": 768}, 512, layers_converted=["layers.0", "layers.1"], pid=1)
+        status.selftest_state = selftest  # type: ignore[assignment]
+        writer = StatusWriter(folder, status)
+        for layer in status.layers_converted:
+            writer.forward(layer, launches)
+        writer.write()
 
 
 def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path) -> None:
@@ -90,7 +86,7 @@ def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path) -> 
     "change",
     [
         pytest.param({"only": 1}, id="one rank silent"),
-        pytest.param({"selftest": "not_run"}, id="self-test off"),
+        pytest.param({"selftest": "off"}, id="self-test off"),
         pytest.param({"launches": 10}, id="counters stand still"),
     ],
 )
@@ -104,3 +100,19 @@ def test_incomplete_evidence_is_no_evidence(
     outcome = smoke(FakeServer(), str(tmp_path))
     assert outcome.exit_code == Exit.NO_EVIDENCE and outcome.data["fused_path_active"] is False
     assert time.monotonic() - began < 30
+
+
+def test_the_status_verb_and_smoke_judge_one_form_of_evidence(tmp_path: Path) -> None:
+    evidence(tmp_path, 3)
+    assert judge_evidence(read_status(str(tmp_path), None)) == []
+    printed = read_status(None, f"cat {tmp_path / 'rank-0.json'} {tmp_path / 'rank-1.json'}")
+    assert printed == read_status(str(tmp_path), None)
+
+
+def test_a_layer_that_never_ran_and_a_rank_of_another_start_are_named(tmp_path: Path) -> None:
+    evidence(tmp_path, 3)
+    ranks = read_status(str(tmp_path), None)
+    ranks[1].launches_per_layer["layers.1"] = 0
+    ranks[0].rank = 7
+    against = judge_evidence(ranks)
+    assert any("layers.1" in text for text in against) and any("ranks [7]" in text for text in against)
