@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,17 +11,7 @@ from megamoe.deploy.load import parse_deploy
 from megamoe.envelope import Outcome
 from megamoe.plan.judge import outcome_of
 
-BASE: dict[str, Any] = yaml.safe_load("""
-host: node-a
-engine: atom
-image: registry.example/serve/moe@sha256:1111111111111111111111111111111111111111111111111111111111111111
-model: {path: /models/demo-moe, profile: deepseek-v4-pro, weights: mxfp4}
-gpu: {arch: gfx950, count: 8, vram_gib: 288}
-args: {tensor_parallel: 8, enable_dp_attention: true, enable_expert_parallel: true, moe_backend: mega,
-  max_num_batched_tokens: 8192, max_num_seqs: 256, kv_cache_dtype: fp8, gpu_memory_utilization: 0.80, port: 8000}
-env: {AITER_BF16_FP8_MOE_BOUND: "0", ATOM_MOE_GU_ITLV: "1", MORI_SHMEM_HEAP_SIZE: "16G"}
-container: {engine: docker, ipc: host, init: true, stop_timeout: 60, devices: [/dev/kfd, /dev/dri]}
-""")
+BASE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "cases" / "base.yml").read_text())
 
 
 class _Drop:
