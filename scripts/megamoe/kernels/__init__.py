@@ -1,0 +1,1 @@
+"""`megamoe kernels`: the gfx950 kernels captured, executed, checked and linted."""
