@@ -153,10 +153,10 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
         "install mori, as our image does",
     )
     refuse(
-        c.shmem_mode == "isolation",
-        "mori_isolation",
-        "MORI_SHMEM_MODE is ISOLATION",
-        "there is no symmetric heap in it; the first peer pointer is null and the GPU faults",
+        c.shmem_mode != "static",
+        "heap_mode",
+        f"MORI_SHMEM_MODE is {c.shmem_mode}",
+        "mori translates a plain pointer to a peer's in the static heap only; the first one is null and the GPU faults",
         "unset MORI_SHMEM_MODE",
     )
     # ---- what ATOM may do to the experts

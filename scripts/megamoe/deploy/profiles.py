@@ -33,7 +33,6 @@ class Profile:
     vocab: int | None
     quant: str
     swiglu_limit: float
-    archs: tuple[str, ...]
     ep_sizes: tuple[int, ...]
     validated_mbt: int
     validated_seqs: int
@@ -83,7 +82,6 @@ def load_profile(name: str) -> Profile:
         vocab=geometry.get("vocab"),
         quant=geometry["quant"],
         swiglu_limit=float(geometry["swiglu_limit"]),
-        archs=tuple(validated["arch"]),
         ep_sizes=tuple(validated["ep_size"]),
         validated_mbt=validated["max_num_batched_tokens"],
         validated_seqs=validated["max_num_seqs"],

@@ -1,4 +1,4 @@
-"""Parallel layout, backend and model: what the fused path needs of ATOM's configuration.
+"""Parallel layout, backend and model. What the fused path needs is asked of megamoe_atom.support, as the start does.
 
 Sources: ROCm/ATOM config.py, engine_core_mgr.py, model_ops/moe.py; ROCm/FlyDSL kernels/mega_moe at the pinned commits.
 """
@@ -6,10 +6,25 @@ Sources: ROCm/ATOM config.py, engine_core_mgr.py, model_ops/moe.py; ROCm/FlyDSL 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from megamoe.plan.rule import Context, Hit, refuse, warn
+from megamoe_atom.problem import Problem
+from megamoe_atom.settings import Settings, parse
+from megamoe_atom.support import SupportInputs, reasons_against
+
+from megamoe.envelope import Severity
+from megamoe.plan.effective import tokens_per_rank
+from megamoe.plan.rule import Context, Hit, key, refuse, warn
 
 MAX_TP = 8  # ROCm/ATOM config.py asserts 1..8
+ADAPTER_READS = (
+    "ATOM_MEGA_MTPR",
+    "MORI_SHMEM_MODE",
+    "MORI_SHMEM_HEAP_SIZE",
+    "ATOM_USE_TRITON_MOE",
+    "ATOM_USE_TRITON_MOE_DECODE",
+    "COMPILE_ONLY",
+)
 
 
 def engine(c: Context) -> Iterator[Hit]:
@@ -40,108 +55,139 @@ def engine(c: Context) -> Iterator[Hit]:
             "gpu.vram_gib",
             "engine",
         )
-    if c.mega and c.on_gpu and c.deploy.gpu.arch not in c.profile.archs:
-        yield refuse(
-            "arch",
-            f"gpu.arch is {c.deploy.gpu.arch!r} with moe_backend mega",
-            f"the fused kernels are validated on {', '.join(c.profile.archs)} only; on gfx942 the compiler aborts, "
-            "and with fewer compute units the grid barrier never completes",
-            "set args.moe_backend: standard, or use MI355X",
-            "gpu.arch",
-            "args.moe_backend",
-        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How a row of megamoe_atom.support is said in DEPLOY's words: the finding's code, the fix, and the keys."""
+
+    code: str
+    fix: str
+    keys: tuple[str, ...]
+    severity: Severity = "error"
+
+
+_STANDARD = ", or args.moe_backend: standard"
+FROM_SUPPORT = {
+    "ep_off": Told(
+        "mega_needs_expert_parallel",
+        "set args.enable_expert_parallel: true" + _STANDARD,
+        ("args.moe_backend", "args.enable_expert_parallel"),
+    ),
+    "dp_attention": Told(
+        "mega_needs_dp_attention",
+        "set args.enable_dp_attention: true" + _STANDARD,
+        ("args.moe_backend", "args.enable_dp_attention"),
+    ),
+    "dp": Told("mega_world_size", "use tensor_parallel: 8", ("args.tensor_parallel", "args.data_parallel")),
+    "ep_size": Told(
+        "mega_world_size",
+        "use 8 ranks per node and one replica per node",
+        ("args.tensor_parallel", "args.data_parallel"),
+    ),
+    "expert_split": Told(
+        "experts_not_divisible",
+        "use a rank count that divides the experts",
+        ("args.tensor_parallel", "args.data_parallel", "model.profile"),
+    ),
+    "pcp": Told(
+        "mega_pcp", "set args.prefill_context_parallel: 1", ("args.prefill_context_parallel", "args.moe_backend")
+    ),
+    "tbo": Told("mega_tbo", "remove args.enable_tbo", ("args.enable_tbo", "args.moe_backend")),
+    "eplb": Told("mega_eplb", "set args.eplb_enable: false", ("args.eplb_enable", "args.moe_backend")),
+    "weight_format": Told(
+        "mega_weights", "use the mxfp4 checkpoint" + _STANDARD, ("model.weights", "args.moe_backend")
+    ),
+    "arch": Told("arch", "set args.moe_backend: standard, or use MI355X", ("gpu.arch", "args.moe_backend")),
+    # The plan sees an image's digest, not its kernels; the start looks at the kernels and refuses the unedited ones.
+    "fixed_slot": Told(
+        "mega_fixed_slot",
+        "use more tokens per rank, unless the image carries the edited kernels",
+        ("args.max_num_batched_tokens", "model.profile", "args.tensor_parallel", "args.data_parallel"),
+        "warn",
+    ),
+}
+"""Rows of support.py that DEPLOY decides and that this module says."""
+
+
+def support_inputs(c: Context) -> SupportInputs:
+    """DEPLOY as the adapter will see the launch. What only the running process can know keeps a value that may run.
+
+    The layout is the one that ATOM makes with DP attention and expert parallelism on: a missing switch is then one
+    reason, and not also a wrong rank count.
+    """
+    a = c.args
+    ranks = a.tensor_parallel * a.data_parallel
+    tokens = tokens_per_rank(a)
+    try:
+        env = parse({name: c.env[name] for name in ADAPTER_READS if name in c.env})
+    except Problem:
+        env = Settings()  # rules_env and adapter_settings name the variable
+    launch = SupportInputs(
+        experts=c.profile.experts,
+        topk=c.profile.topk,
+        hidden=c.profile.hidden,
+        padded_hidden=c.profile.hidden,
+        inter=c.profile.inter,
+        padded_inter=c.profile.inter,
+        ep_enabled=a.enable_expert_parallel,
+        ep_size=ranks,
+        visible_gpus=ranks,
+        pcp_size=a.prefill_context_parallel,
+        tbo=a.enable_tbo is not None,
+        eplb=a.eplb_enable,
+        weight_format=c.deploy.model.weights,
+        quant=c.profile.quant,
+        mtpr=env.mtpr or tokens,
+        max_num_batched_tokens=tokens,
+        swiglu_limit=c.profile.swiglu_limit,
+        shmem_mode=env.shmem_mode,
+        heap_bytes=env.heap_bytes,
+        triton_moe=env.triton_moe,
+        triton_moe_decode=env.triton_moe_decode,
+        compile_only=env.compile_only,
+    )
+    if not c.on_gpu:  # one process simulates the ranks in plain torch: no peer, no heap, no kernel
+        return replace(launch, dp_size=max(2, ranks), fixed_slot_race_closed=True)
+    return replace(launch, dp_size=ranks, dp_attention=a.enable_dp_attention, arch=c.deploy.gpu.arch)
+
+
+def mega_support(c: Context) -> Iterator[Hit]:
+    """Every reason of the adapter's own list that DEPLOY decides, before anything is started."""
+    if not c.mega:
+        return
+    for reason in reasons_against(support_inputs(c)):
+        told = FROM_SUPPORT.get(reason.code)
+        if told is not None:
+            what = f"{reason.what}, with args.moe_backend: mega"
+            yield Hit(told.code, told.severity, what, reason.why, told.fix, key(*told.keys))
+
+
+def adapter_settings(c: Context) -> Iterator[Hit]:
+    """A MEGAMOE_* name or switch that the adapter would refuse at start."""
+    switches = {name: value for name, value in c.env.items() if name.startswith("MEGAMOE_")}
+    try:
+        parse(switches)
+    except Problem as problem:
+        for reason in problem.reasons:
+            name = next((n for n in switches if reason.what.startswith(n)), "")
+            yield refuse("env_adapter", f"env.{reason.what}", reason.why, reason.fix, f"env.{name}" if name else "env")
 
 
 def mega_layout(c: Context) -> Iterator[Hit]:
-    """Every precondition of the fused path that the parallel layout decides."""
+    """What the fused path needs of the launch beyond the adapter's own list."""
     if not c.mega:
         return
     a = c.args
-    if not a.enable_expert_parallel:
-        yield refuse(
-            "mega_needs_expert_parallel",
-            "args.moe_backend: mega with args.enable_expert_parallel: false",
-            "MegaMoE is the expert-parallel step; without expert parallel every rank holds another expert count",
-            "set args.enable_expert_parallel: true, or args.moe_backend: standard",
-            "args.moe_backend",
-            "args.enable_expert_parallel",
-        )
-    if not a.enable_dp_attention and c.on_gpu:
-        yield refuse(
-            "mega_needs_dp_attention",
-            "args.moe_backend: mega with args.enable_dp_attention: false",
-            "with tensor-parallel attention the tokens are replicated and the routed output is summed once per "
-            "rank: wrong answers, no error",
-            "set args.enable_dp_attention: true, or args.moe_backend: standard",
-            "args.moe_backend",
-            "args.enable_dp_attention",
-        )
-    world = a.tensor_parallel * a.data_parallel
-    if c.on_gpu and world > 8:
-        yield refuse(
-            "mega_world_size",
-            f"{a.tensor_parallel} x {a.data_parallel} = {world} ranks with moe_backend mega",
-            "MegaMoE v1 works inside one node: at most 8 ranks",
-            "use 8 ranks per node and one replica per node",
-            "args.tensor_parallel",
-            "args.data_parallel",
-        )
-    elif c.on_gpu and world == 1:
-        yield refuse(
-            "mega_world_size",
-            "1 rank with moe_backend mega",
-            "there is nothing to dispatch; ATOM then does not "
-            "use its all-to-all path and the fused step is never reached",
-            "use tensor_parallel: 8",
-            "args.tensor_parallel",
-            "args.data_parallel",
-        )
-    elif c.on_gpu and world not in c.profile.ep_sizes:
+    ranks = a.tensor_parallel * a.data_parallel
+    if c.on_gpu and 1 < ranks <= 8 and ranks not in c.profile.ep_sizes:
         yield warn(
             "ep_size_not_validated",
-            f"{world} ranks with moe_backend mega",
+            f"{ranks} ranks with moe_backend mega",
             f"tuning tables and accuracy runs exist for {', '.join(map(str, c.profile.ep_sizes))} only",
             "use 8 ranks",
             "args.tensor_parallel",
             "args.data_parallel",
-        )
-    if a.prefill_context_parallel != 1:
-        yield refuse(
-            "mega_pcp",
-            f"args.prefill_context_parallel is {a.prefill_context_parallel} with moe_backend mega",
-            "ranks would see parts of one sequence; ATOM rejects it with DP attention",
-            "set args.prefill_context_parallel: 1",
-            "args.prefill_context_parallel",
-            "args.moe_backend",
-        )
-    if world and c.profile.experts % world:
-        yield refuse(
-            "experts_not_divisible",
-            f"{c.profile.experts} experts on {world} ranks",
-            "each rank must own the same number of experts",
-            "use a rank count that divides the experts",
-            "args.tensor_parallel",
-            "args.data_parallel",
-            "model.profile",
-        )
-    if a.enable_tbo is not None:
-        yield refuse(
-            "mega_tbo",
-            f"args.enable_tbo: {a.enable_tbo} with moe_backend mega",
-            "both micro-batches would share one set of buffers: the second overwrites the first",
-            "remove args.enable_tbo",
-            "args.enable_tbo",
-            "args.moe_backend",
-        )
-    if a.eplb_enable:
-        yield refuse(
-            "mega_eplb",
-            "args.eplb_enable: true with moe_backend mega",
-            "expert weights are converted in place "
-            "and cannot migrate; ATOM's rebalancing then divides by zero or moves nothing",
-            "set args.eplb_enable: false",
-            "args.eplb_enable",
-            "args.moe_backend",
         )
     if a.all2all_backend == "low-latency":
         yield refuse(
@@ -161,23 +207,14 @@ def mega_layout(c: Context) -> Iterator[Hit]:
             "args.online_quant_config",
             "args.moe_backend",
         )
-    if c.deploy.model.weights != "mxfp4":
-        yield refuse(
-            "mega_weights",
-            f"model.weights is {c.deploy.model.weights!r} with moe_backend mega",
-            "the fused kernels read fp4 experts with e8m0 scales; other bytes give fluent nonsense",
-            "use the mxfp4 checkpoint, or args.moe_backend: standard",
-            "model.weights",
-            "args.moe_backend",
-        )
-    if a.load_dummy == "zero" and (a.max_num_batched_tokens or 0) < 2048:
+    if a.load_dummy is not None:
         yield refuse(
             "mega_dummy_routing",
-            "args.load_dummy: zero with fewer than 2048 tokens per rank",
-            "all tokens choose the same expert six times and overflow its fixed slots",
-            "use load_dummy: xavier with max_num_batched_tokens >= 2048",
+            f"args.load_dummy: {a.load_dummy} with moe_backend mega",
+            "made-up hash tables send a token to one expert several times, which the start refuses",
+            "remove args.load_dummy",
             "args.load_dummy",
-            "args.max_num_batched_tokens",
+            "args.moe_backend",
         )
 
 
@@ -250,7 +287,7 @@ def any_backend(c: Context) -> Iterator[Hit]:
             "args.num_speculative_tokens",
             "args.method",
         )
-    if a.load_dummy is not None:
+    if a.load_dummy is not None and not c.mega:
         yield warn(
             "dummy_weights",
             f"args.load_dummy is {a.load_dummy!r}",
@@ -279,4 +316,4 @@ def any_backend(c: Context) -> Iterator[Hit]:
         )
 
 
-RULES = (engine, mega_layout, any_backend)
+RULES = (engine, mega_support, mega_layout, adapter_settings, any_backend)

@@ -21,7 +21,7 @@ SIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ep_size": ({"ep_size": 16, "visible_gpus": 16}, {"ep_size": 8}),
     "visible_gpus": ({"visible_gpus": 7}, {"visible_gpus": 8}),
     "mori": ({"mori_available": False}, {"mori_available": True}),
-    "mori_isolation": ({"shmem_mode": "isolation"}, {"shmem_mode": "vmm"}),
+    "heap_mode": ({"shmem_mode": "vmm"}, {"shmem_mode": "static"}),
     "tbo": ({"tbo": True}, {"tbo": False}),
     "eplb": ({"eplb": True}, {"eplb": False}),
     "redundant_experts": ({"redundant_experts": 8}, {"redundant_experts": 0}),
@@ -129,6 +129,13 @@ def test_all_reasons_that_can_hold_at_once_are_shown_together() -> None:
 def test_each_reason_says_what_why_and_how_to_fix_it(code: str) -> None:
     (reason,) = [r for r in reasons_against(replace(GOOD, **SIDES[code][0])) if r.code == code]
     assert all(len(text) >= 9 for text in (reason.what, reason.why, reason.fix))
+
+
+@pytest.mark.parametrize("mode", ["isolation", "vmm"])
+def test_a_heap_without_peer_pointers_is_refused_by_its_name(mode: str) -> None:
+    (reason,) = reasons_against(replace(GOOD, shmem_mode=mode))
+    assert reason.code == "heap_mode"
+    assert mode in reason.what
 
 
 def test_the_swiglu_message_quotes_both_measured_accuracies() -> None:

@@ -16,7 +16,7 @@ from megamoe_atom.problem import Problem
 def printed() -> set[str]:
     folders = (Path(megamoe.plan.__file__).parent, Path(megamoe.deploy.load.__file__).parent)
     text = "".join(p.read_text() for folder in folders for p in sorted(folder.glob("*.py")))
-    found = re.findall(r'(?:\b(?:refuse|warn|make|Hit|Reason)|Problem)\(\s*"([a-z0-9_]+)"', text)
+    found = re.findall(r'(?:\b(?:refuse|warn|make|Hit|Told|Reason)|Problem)\(\s*"([a-z0-9_]+)"', text)
     return set(found) - {"deploy_unreadable", "facts_not_an_object", "code_unknown", "usage"}
 
 
