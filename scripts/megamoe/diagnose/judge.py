@@ -280,7 +280,7 @@ def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
         return Outcome("invalid", Exit.NO_EVIDENCE, "the log is empty: nothing can be said", [
             Finding("LOG_EMPTY", "error", "no line in any of the logs", "an empty log is no evidence of health",
                     "give the engine's own log, for example `docker logs NAME >engine.log 2>&1`")], data)
-    findings = []
+    findings: list[Finding] = []
     for event in work.kind("warn"):
         assert event.rule is not None
         if event.rule.id not in {f.code for f in findings}:

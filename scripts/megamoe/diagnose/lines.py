@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 LINE_CAP = 4096  # characters of a line that are looked at
+RAW_CAP = 2 * LINE_CAP  # bytes of a line that are decoded
+JSON_CAP = 1 << 16  # bytes of a JSON record that are parsed: a whole stack may be in it
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _JUNK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufffd]")
@@ -25,7 +28,8 @@ _RANK = re.compile(
 _FILE_RANK = re.compile(r"(?:rank|dp|ep|worker)[_.-]?(\d{1,3})(?!\d)", re.I)
 _PREFIX = re.compile(
     r"^(?:\s*(?:\[[^\]]{0,80}\]|\([^)]{0,80}\)|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
-    r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
+    r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|std(?:out|err) [FP]\b|[\w.-]{1,40} +\|"
+    r"|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,30 @@ class Line:
 
 def decode(raw: bytes) -> str:
     """Bytes as one clean line: no colours, no control bytes, at most LINE_CAP characters."""
-    text = raw[: LINE_CAP * 2].decode("utf-8", "replace")
+    text = raw[:RAW_CAP].decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     return _JUNK.sub("", text)[:LINE_CAP].rstrip()
+
+
+def unwrap(raw: bytes) -> list[bytes]:
+    """The lines inside one line: docker's json-file records and structured logs carry text, and stacks, as JSON.
+
+    A record's time and rank lead each of its lines. Anything that is not a JSON object stays as it is.
+    """
+    if not raw.startswith(b"{") or not raw.rstrip().endswith(b"}"):
+        return [raw]
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError):
+        return [raw]
+    texts = {str(k).lower(): v for k, v in record.items() if isinstance(v, str)}
+    lead = next((texts.pop(k) for k in ("time", "timestamp", "ts", "asctime", "@timestamp") if k in texts), "")
+    rank = next((v for k, v in record.items() if str(k).lower() in ("rank", "dp_rank", "ep_rank") and
+                 isinstance(v, int) and not isinstance(v, bool)), None)
+    lead += " " * bool(lead) + (f"[rank {rank}] " if rank is not None else "")
+    lines = [line for text in texts.values() for line in text.splitlines() if line.strip()]
+    return [(lead + line).encode("utf-8", "replace") for line in lines] or [raw]
 
 
 def _fraction(text: str | None) -> float:

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from megamoe.diagnose.catalogue import Rule, rules
-from megamoe.diagnose.lines import Line, parse, rank_of_file
+from megamoe.diagnose.lines import JSON_CAP, RAW_CAP, Line, parse, rank_of_file, unwrap
 from megamoe.diagnose.prefilter import Prefilter
 from megamoe.diagnose.source import chunks
 
@@ -16,11 +17,10 @@ KEEP_PER_CLASS = 64  # events kept per file and class: the first ones decide, th
 TRACE_LINES = 400  # longest stack that is followed
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b(?::.*)?$")
+_LINE_END = re.compile(rb"[\r\n]")
 _ANY_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::.*)?$")
 _TRACE_TRIGGER = ("traceback (most", "error: ", "exception: ", "exception", "runtimeerror", "assertionerror")
-
-
-_ANSWERED = frozenset(n.encode() for r in rules() if r.id == "READY" for n in r.needles if n.endswith("200"))
+THIN_AFTER = 1000  # hits of one needle in one file, after which only the first and last of each chunk count
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,32 @@ class _Trace:
     left: int = TRACE_LINES
 
 
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The needles and what follows from each. thin: needles of one rule whose repetition tells nothing new."""
+
+    filter: Prefilter
+    rules: dict[bytes, tuple[int, ...]]  # indexes into rules()
+    thin: frozenset[bytes]
+
+
+@lru_cache(maxsize=1)
+def words() -> _Words:
+    by_needle: dict[bytes, list[int]] = {}
+    for index, rule in enumerate(rules()):
+        for needle in rule.needles:
+            by_needle.setdefault(needle.encode(), []).append(index)
+    triggers = [t.encode() for t in _TRACE_TRIGGER]
+    thin = frozenset(n for n, found in by_needle.items() if len(found) == 1 and n not in triggers
+                     and rules()[found[0]].kind in ("marker", "victim", "warn", "benign"))
+    return _Words(Prefilter([n.decode() for n in [*by_needle, *triggers]]),
+                  {n: tuple(found) for n, found in by_needle.items()}, thin)
+
+
 class _FileScan:
     def __init__(self, scan: Scan, index: int, name: str) -> None:
         self.scan, self.index, self.name = scan, index, name
+        self.hits: Counter[bytes] = Counter()
         self.file_rank = rank_of_file(name)
         self.traces: list[_Trace] = []
         self.kept: Counter[str] = Counter()
@@ -67,8 +90,30 @@ class _FileScan:
         self.clock = ""
         self.day = 0.0
 
-    def line(self, raw: bytes, number: int) -> None:
-        line = parse(raw)
+    def thinned(self, hits: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """The same hits, less those that repeat what is known: watchdogs and access lines fill gigabytes."""
+        mine = Counter(needle for _, needle in hits)
+        left = {n: max(2, THIN_AFTER - self.hits[n]) for n in mine if n in words().thin and
+                self.hits[n] + mine[n] > THIN_AFTER}
+        self.hits += mine
+        if not left:
+            return hits
+        out = []
+        last = {needle: place for place, needle in hits if needle in left}
+        for place, needle in hits:
+            if needle not in left:
+                out.append((place, needle))
+            elif left[needle] > 1 or place == last[needle]:
+                left[needle] -= 1
+                out.append((place, needle))
+        return out
+
+    def line(self, raw: bytes, number: int, needles: set[bytes]) -> None:
+        """One line of the file, which may carry several (a JSON record with a stack in it)."""
+        for text in unwrap(raw):
+            self.one(parse(text), number, needles)
+
+    def one(self, line: Line, number: int, needles: set[bytes]) -> None:
         if line.time is not None:
             time = line.time
             if line.clock == "day":  # past midnight the clock starts again
@@ -86,8 +131,9 @@ class _FileScan:
             self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(rank)]
             return
         ended = self.ends_trace(line, body, stripped)
-        lower = line.text.lower()
-        rule = next((r for r in rules() if any(n in lower for n in r.needles) and r.matches(line.text)), None)
+        known = words().rules
+        candidates = sorted({index for needle in needles for index in known.get(needle, ())})
+        rule = next((rules()[i] for i in candidates if rules()[i].matches(line.text)), None)
         if rule is not None and rule.kind == "benign":
             return
         if rule is not None:
@@ -132,24 +178,19 @@ class _FileScan:
             self.scan.events.append(event)
 
 
-def prefilter() -> Prefilter:
-    return Prefilter([n for r in rules() for n in r.needles] + list(_TRACE_TRIGGER))
-
-
 def scan(paths: Iterable[str]) -> Scan:
     """Reads every log once.
 
     Raises:
         Problem: a file cannot be read (megamoe.diagnose.source).
     """
-    out, filt = Scan(), prefilter()
+    out = Scan()
     for index, path in enumerate(paths):
-        name = path
-        out.files.append(name)
-        state, base = _FileScan(out, index, name), 1
+        out.files.append(path)
+        state, base = _FileScan(out, index, path), 1
         for chunk in chunks(path):
             out.bytes += len(chunk)
-            _scan_chunk(state, filt, chunk, base)
+            _scan_chunk(state, chunk, base)
             base += chunk.count(b"\n")
             if not chunk.endswith(b"\n"):
                 base += 1
@@ -157,31 +198,42 @@ def scan(paths: Iterable[str]) -> Scan:
     return out
 
 
-def _scan_chunk(state: _FileScan, filt: Prefilter, chunk: bytes, base: int) -> None:
-    hits = filt.positions(chunk)
-    if state.kept["READY/None"] > KEEP_PER_CLASS:
-        # Access lines of a healthy server fill gigabytes: only the last one of a chunk still tells something.
-        answered = [p for p, needle in hits if needle in _ANSWERED]
-        positions = [p for p, needle in hits if needle not in _ANSWERED or p == answered[-1]]
-    else:
-        positions = [p for p, _ in hits]
-    done = counted = 0  # everything before `done` is dealt with; `number` is the line number at `counted`
+def _scan_chunk(state: _FileScan, chunk: bytes, base: int) -> None:
+    """Hands every line that holds a needle, and every line of an open stack, to `state`. base: first line's number."""
+    hits = state.thinned(words().filter.positions(chunk))
+    returns = b"\r" in chunk  # progress bars redraw themselves on one line; each drawing is looked at as a line
+    done = counted = index = 0  # everything before `done` is dealt with; `number` is the line number at `counted`
     number = base
-    index = 0
     while True:
+        while index < len(hits) and hits[index][0] < done:
+            index += 1
         if state.traces:  # inside a stack every line counts
             start = done
+        elif index == len(hits):
+            return
         else:
-            while index < len(positions) and positions[index] < done:
-                index += 1
-            if index == len(positions):
-                return
-            start = chunk.rfind(b"\n", done, positions[index]) + 1 or done
+            start = max(chunk.rfind(b"\n", done, hits[index][0]), chunk.rfind(b"\r", done, hits[index][0])
+                        if returns else -1) + 1 or done
         if start >= len(chunk):
             return
-        end = chunk.find(b"\n", start)
+        stop = _LINE_END.search(chunk, start) if returns else None
+        end = stop.start() if stop else -1 if returns else chunk.find(b"\n", start)
         end = len(chunk) if end < 0 else end
         number += chunk.count(b"\n", counted, start)
         counted = start
-        state.line(chunk[start:end], number)
+        needles = set()
+        at = hits[index][0] if index < len(hits) else start
+        while index < len(hits) and hits[index][0] < end:
+            needles.add(hits[index][1])
+            index += 1
+        state.line(clip(chunk, start, end, at), number, needles)
         done = end + 1
+
+
+def clip(chunk: bytes, start: int, end: int, at: int) -> bytes:
+    """The line from start to end; of a very long one its beginning (time, rank) and what stands around `at`."""
+    if end - start <= RAW_CAP or chunk.startswith(b"{", start):
+        return chunk[start:min(end, start + JSON_CAP)]
+    if at - start < RAW_CAP // 2:
+        return chunk[start:start + RAW_CAP]
+    return chunk[start:start + 160] + b" [...] " + chunk[at - RAW_CAP // 4:min(end, at + RAW_CAP // 4)]

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from megamoe_atom.problem import Exit, Problem
 
@@ -56,7 +56,7 @@ def chunks(path: str) -> Iterator[bytes]:
                 raise Problem("input_compressed_stream", what="compressed data on standard input",
                               why="it must be read twice", fix="give the file, or pipe through zcat or xzcat")
             raw.seek(0)
-            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if magic[:2] == b"\x1f\x8b" else (
+            stream: Any = gzip.GzipFile(fileobj=raw) if magic[:2] == b"\x1f\x8b" else (
                 lzma.LZMAFile(raw))  # noqa: SIM115 - closing `raw` closes it
             rest = b""
         else:
