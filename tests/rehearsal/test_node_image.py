@@ -68,6 +68,7 @@ def test_the_inventory_names_nodes_in_order_and_carries_the_runs_image_and_fault
         "image": "r/i@sha256:" + "1" * 64,
         "engine_env": {"MEGAMOE_REHEARSAL_FAULT": "http_5xx"},
         "dataset": "/d",
+        "fewshot": "/f",
         "baseline": "/b",
         "report_dir": "/r",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megamoe.rehearse.judge import judge_run
+from megamoe.rehearse.judge import judge_run, look_at
 from megamoe.rehearse.play import PlayResult, read_events
 from megamoe.rehearse.probe import up_servers
 from megamoe.rehearse.settings import FAULTS, Settings
@@ -90,8 +90,8 @@ def test_reports_of_the_nodes_become_verdicts(tmp_path: Path) -> None:
     report.write_text(GATE)
     (report.parent / "report.html").write_text("<html></html>")
     data = judge_run(SETTINGS, PlayResult(0, HOSTS), BOTH, [], tmp_path).data
+    assert look_at(SETTINGS, tmp_path)["report node1"].endswith("node1/report.html")
     assert data["verdicts"] == [{"host": "node1", "check": "gate", "verdict": "FAIL: FAIL"}]
-    assert data["look_at"]["report node1"].endswith("node1/report.html")
 
 
 def test_events_become_plays_with_seconds_and_a_torn_last_line_is_left_out() -> None:

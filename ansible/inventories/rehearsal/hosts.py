@@ -37,6 +37,7 @@ def inventory() -> dict[str, object]:
             "megamoe_rehearsal_image": cluster["image"],
             "megamoe_rehearsal_env": cluster["engine_env"],
             "megamoe_rehearsal_dataset": cluster["dataset"],
+            "megamoe_rehearsal_fewshot": cluster["fewshot"],
             "megamoe_rehearsal_baseline": cluster["baseline"],
             "megamoe_rehearsal_report_dir": cluster["report_dir"],
         }},

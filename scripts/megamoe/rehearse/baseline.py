@@ -26,7 +26,9 @@ POLICY = "rehearsal"
 def folder_for(settings: Settings, image: str, dataset: Path) -> Path:
     """Where the baseline of this image, these questions and this policy is kept."""
     policy = settings.root / "scripts/megamoe/policies" / f"{POLICY}.toml"
-    key = hashlib.sha256(image.encode() + b"\0" + dataset.read_bytes() + b"\0" + policy.read_bytes())
+    key = hashlib.sha256(image.encode())
+    for part in (dataset, *filter(None, [settings.fewshot]), policy):
+        key.update(b"\0" + part.read_bytes())
     return settings.state / "baseline" / key.hexdigest()[:16]
 
 
@@ -57,6 +59,7 @@ def ensure_baseline(settings: Settings, tag: str, image: str, model: Path, log: 
                 sys.executable, "-m", "megamoe", "gsm8k", f"http://{address}:8000", "--dataset", str(dataset),
                 "--out", str(out), "--policy", POLICY, "--concurrency", "8", "--max-gen-toks", "64",
                 "--server-started", started["State"]["StartedAt"], "--image-digest", image.split("@")[-1], "--fresh",
+                *(["--fewshot", str(settings.fewshot)] if settings.fewshot else []),
             ],
             settings.root, log, "dense baseline", timeout_s=900,
         )  # fmt: skip

@@ -175,6 +175,7 @@ def write_inventory_data(settings: Settings, image: str, baseline: Path, folder:
         "report_dir": str(folder / "reports"),
         "engine_env": settings.engine_env(),
         "dataset": str(settings.questions),
+        "fewshot": str(settings.fewshot or ""),
     }
     path = settings.state / "cluster.json"
     path.write_text(json.dumps(data, indent=2) + "\n")

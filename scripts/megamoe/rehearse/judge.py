@@ -23,7 +23,7 @@ def judge_run(settings: Settings, play: PlayResult, serving: list[str], faulty: 
     findings: list[Finding] = []
     data: dict[str, Any] = {
         "hosts": play.hosts, "plays": [{"name": n, "seconds": s} for n, s in play.plays], "serving": serving,
-        "changed": play.changed_total, "verdicts": verdicts(folder / "reports"), "look_at": look_at(settings, folder),
+        "changed": play.changed_total, "verdicts": verdicts(folder / "reports"),
     }  # fmt: skip
     half = sorted(set(serving) & set(faulty))
     if half:
@@ -143,12 +143,12 @@ def _envelope(text: str) -> dict[str, Any] | None:
 
 
 def verdicts(reports: Path) -> list[dict[str, str]]:
-    """Every envelope under the report folder: host (folder, or first word of the file's name), check and verdict."""
+    """Every envelope under the report folder: host (the folder below it), check and verdict."""
     found: list[dict[str, str]] = []
     for path in sorted(reports.rglob("*.json")) if reports.is_dir() else []:
         envelope = _envelope(path.read_text(errors="replace"))
         if envelope is not None:
-            host = path.parent.name if path.parent != reports else path.stem.split("-")[0]
+            host = path.relative_to(reports).parts[0]
             found.append(
                 {
                     "host": host,
@@ -161,9 +161,10 @@ def verdicts(reports: Path) -> list[dict[str, str]]:
 
 def look_at(settings: Settings, folder: Path) -> dict[str, str]:
     """What to open next; only what exists is named."""
-    candidates = {"log": folder / "ansible.log", "build log": folder / "build.log", "summary": folder / "summary.json"}
+    candidates = {"log": folder / "ansible.log", "build log": folder / "build.log"}
     pages = sorted((folder / "reports").rglob("*.html")) if (folder / "reports").is_dir() else []
-    result = {name: str(path) for name, path in candidates.items() if path.exists() or name == "summary"}
+    result = {"report": str(folder / "report.html"), "summary": str(folder / "summary.json")}  # written last
+    result |= {name: str(path) for name, path in candidates.items() if path.exists()}
     for page in pages:
-        result[f"report {page.parent.name}"] = str(page)
+        result[f"report {page.relative_to(folder / 'reports').parts[0]}"] = str(page)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,9 +15,10 @@ from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding, Outcome, as_json, outcome_of_problem
 from megamoe.rehearse import baseline, checks, cluster, images, model
-from megamoe.rehearse.judge import judge_run
+from megamoe.rehearse.judge import judge_run, look_at
 from megamoe.rehearse.lock import held
 from megamoe.rehearse.narrate import Narrator
+from megamoe.rehearse.page import to_html
 from megamoe.rehearse.play import PlayResult, run_site
 from megamoe.rehearse.probe import faulty_nodes, gateway_backends
 from megamoe.rehearse.settings import Settings
@@ -90,6 +92,7 @@ def rehearse(settings: Settings) -> Outcome:
             "selftest": settings.selftest,
             "image": image,
             "phases": narrator.as_data(),
+            "look_at": look_at(settings, folder),
             **outcome.data,
         }
         outcome.text = _text(outcome, narrator)
@@ -165,4 +168,6 @@ def _text(outcome: Outcome, narrator: Narrator) -> str:
 
 
 def _keep(folder: Path, outcome: Outcome) -> None:
-    (folder / "summary.json").write_text(as_json("rehearse", outcome) + "\n")
+    text = as_json("rehearse", outcome)
+    (folder / "summary.json").write_text(text + "\n")
+    (folder / "report.html").write_text(to_html(json.loads(text)), encoding="utf-8")

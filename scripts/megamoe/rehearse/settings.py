@@ -59,6 +59,14 @@ class Settings:
     def questions(self) -> Path:
         return self.dataset or self.root / "tests/rehearsal/data/easy_sums.jsonl"
 
+    @property
+    def fewshot(self) -> Path | None:
+        """Three examples as easy as our sums (all prompts begin alike, so the engine reads them once).
+
+        None for questions of one's own: those get the examples that `megamoe gsm8k` takes by itself.
+        """
+        return None if self.dataset else self.root / "tests/rehearsal/data/easy_fewshot.jsonl"
+
     def node_names(self) -> list[str]:
         return [f"node{i}" for i in range(1, self.nodes + 1)]
 
