@@ -34,6 +34,11 @@ class Geometry:
     def experts_per_rank(self) -> int:
         return self.experts // self.world_size
 
+    @property
+    def gate_up(self) -> bool:
+        """Whether the kernel reads gate and up interleaved: MegaMoE's default for a8w4; a4w4 reads them separated."""
+        return self.quant == "a8w4"
+
     def kernel_arguments(self, layer: ConvertedLayer) -> dict[str, Any]:
         """Keywords of MegaMoE's constructor. The weights are 1-D uint8: the JIT signature depends on dtype and rank."""
         arguments: dict[str, Any] = {

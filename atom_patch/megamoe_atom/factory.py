@@ -29,7 +29,7 @@ def requested(environment: Mapping[str, str] | None = None) -> bool:
     return all(env.get(name, "0").strip().lower() not in ("", "0", "off", "false", "no") for name in SWITCHES)
 
 
-def mxfp4_moe_method(base: type[Any], quant_config: Any, moe: Any, *, layer: Any, config: Callable[[], Any]) -> Any:
+def mxfp4_moe_method(base: Any, quant_config: Any, moe: Any, *, layer: Any, config: Callable[[], Any]) -> Any:
     """Replaces `Mxfp4MoEMethod(quant_config, moe)` in FusedMoE.
 
     Args:

@@ -76,10 +76,12 @@ def layer_reasons(layer: Any, method: Any) -> list[Reason]:
 
 
 @functools.cache
-def mega_method_class(base: type[Any]) -> type[Any]:
+def mega_method_class(base: Any) -> type[Any]:
     """A subclass of ATOM's Mxfp4MoEMethod, which is handed in so that this module imports nothing of ATOM."""
 
     class MegaMxfp4MoEMethod(base):  # type: ignore[misc]
+        fused_experts: Any
+
         def __init__(self, quant_config: Any, moe: Any, *, runtime: Runtime) -> None:
             super().__init__(quant_config, moe)
             # Triton's branches come before fused_experts in apply() and would silently switch MegaMoE off.
@@ -107,7 +109,7 @@ def mega_method_class(base: type[Any]) -> type[Any]:
             geometry = self._runtime.geometry(layer, self)
             self._runtime.capture(layer.layer_name, geometry, raw)
             # In place: the layer's memory stays where it is, and no second copy of 1 GiB is needed.
-            self._converted = convert_layer_tensors(*raw, in_place=True)
+            self._converted = convert_layer_tensors(*raw, gate_up=geometry.gate_up, in_place=True)
             for name in _WEIGHTS:
                 parameter = getattr(layer, name)
                 # ATOM still reads the attributes, so they stay, as empty tensors of their dtype.

@@ -14,6 +14,7 @@ simulation one process holds all ranks and group_sum is the identity.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,8 @@ def _numbers(packed: torch.Tensor, scale_e8m0: torch.Tensor) -> torch.Tensor:
     value = torch.cat((positive, -positive))
     byte = torch.arange(256)
     pairs = torch.view_as_complex(torch.stack((value[byte & 15], value[byte >> 4]), dim=-1)).to(packed.device)
-    values = torch.view_as_real(pairs[packed.int()]).flatten(-2).unflatten(-1, (-1, quant.BLOCK))
+    rows, blocks = scale_e8m0.shape
+    values = torch.view_as_real(pairs[packed.int()]).view(rows, blocks, quant.BLOCK)
     return values.mul_(torch.exp2(scale_e8m0.float() - 127.0).unsqueeze(-1)).flatten(-2)
 
 
@@ -164,14 +166,16 @@ def partial(raw: Weights, batch: Batch, geometry: Geometry, rank: int, limit: fl
     return out
 
 
-def unshuffled(layer: ConvertedLayer) -> Weights:
-    """The raw tensors back from a converted layer."""
+def unshuffled(layer: ConvertedLayer, *, gate_up: bool) -> Weights:
+    """The raw tensors as a kernel that reads `gate_up` sees them, whatever layout the bytes were written in."""
     e, rows, packed = layer.w13_shape
     _, hidden, half = layer.w2_shape
     scale_shape = (e, rows, packed // 16)
-    w13 = layout.unshuffle_w13(layer.w13.view(layer.w13_shape), gate_up=layer.gate_up)
-    flat = layer.w13_scale.view(scale_shape) if layer.gate_up else layer.w13_scale
-    w13_scale = layout.unshuffle_w13_scale(flat, gate_up=layer.gate_up, shape=scale_shape)
+    w13 = layout.unshuffle_w13(layer.w13.view(layer.w13_shape), gate_up=gate_up)
+    flat = layer.w13_scale.flatten()
+    if gate_up:  # without the pads that the separated layout may have
+        flat = flat[: e * rows * (packed // 16)].view(scale_shape)
+    w13_scale = layout.unshuffle_w13_scale(flat, gate_up=gate_up, shape=scale_shape)
     w2 = layout.unshuffle_w2(layer.w2.view(layer.w2_shape))
     return w13, w13_scale, w2, layout.unshuffle_w2_scale(layer.w2_scale, (e, hidden, half // 16))
 
@@ -179,43 +183,58 @@ def unshuffled(layer: ConvertedLayer) -> Weights:
 # ---- what typical faults would do to the weights --------------------------------------------------------------------
 
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
 def _halves_swapped(t: torch.Tensor) -> torch.Tensor:
     return torch.cat(t.chunk(2, dim=1)[::-1], dim=1)
 
 
-def _interleaved(t: torch.Tensor) -> torch.Tensor:
-    """Rows g0 u0 g1 u1 ... read as gate first, then up."""
-    return t.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).contiguous()
+def _interleaved(t: torch.Tensor, rows: int = 1) -> torch.Tensor:
+    """Runs of rows g u g u ... read as gate first, then up."""
+    e, n, k = t.shape
+    return t.view(e, n // (2 * rows), 2, rows, k).transpose(1, 2).reshape(t.shape)
 
 
-def _separated(t: torch.Tensor) -> torch.Tensor:
+def _separated(t: torch.Tensor, rows: int = 1) -> torch.Tensor:
     """The opposite mistake."""
-    return t.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
+    e, n, k = t.shape
+    return t.view(e, 2, n // (2 * rows), rows, k).transpose(1, 2).reshape(t.shape)
 
 
 def _nibbles(t: torch.Tensor) -> torch.Tensor:
     return (t << 4) | (t >> 4)
 
 
-def _roll(shift: int, dim: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def _roll(shift: int, dim: int) -> Change:
     return lambda t: t.roll(shift, dims=dim)
 
 
-def _on(w: Weights, **change: Callable[[torch.Tensor], torch.Tensor]) -> Weights:
+def _on(w: Weights, **change: Change) -> Weights:
     names = ("w13", "s13", "w2", "s2")
     a, b, c, d = (change[n](t) if n in change else t for n, t in zip(names, w, strict=True))
     return a, b, c, d
 
 
+def _only(name: str, change: Change) -> Callable[[Weights], Weights]:
+    return lambda w: _on(w, **{name: change})
+
+
+def _mispaired(change: Callable[[torch.Tensor, int], torch.Tensor], rows: int) -> Callable[[Weights], Weights]:
+    return lambda w: _on(w, w13=lambda t: change(t, rows), s13=lambda t: change(t, rows))
+
+
+def _shifted(step: int) -> Callable[[Weights], Weights]:
+    return lambda w: _on(w, w13=_roll(step, 0), s13=_roll(step, 0), w2=_roll(step, 0), s2=_roll(step, 0))
+
+
 VARIANTS: dict[str, tuple[Callable[[Weights], Weights], ...]] = {
     "gate_up_swapped": (lambda w: _on(w, w13=_halves_swapped, s13=_halves_swapped),),
-    "gate_up_mispaired": (
-        lambda w: _on(w, w13=_interleaved, s13=_interleaved),
-        lambda w: _on(w, w13=_separated, s13=_separated),
-    ),
+    # Row by row, and in the 16 rows of a tile: what comes of laying out separated and reading interleaved.
+    "gate_up_mispaired": tuple(_mispaired(change, rows) for rows in (1, 16) for change in (_interleaved, _separated)),
     "scale_layout": (
         *(
-            (lambda w, n=n, f=f: _on(w, **{n: f}))
+            _only(n, f)
             for n in ("s13", "s2")
             for f in (_roll(1, 1), _roll(-1, 1), _roll(1, 2), _roll(-1, 2), _roll(1, 0), _roll(-1, 0))
         ),
@@ -228,9 +247,7 @@ VARIANTS: dict[str, tuple[Callable[[Weights], Weights], ...]] = {
         lambda w: _on(w, w13=_nibbles),
         lambda w: _on(w, w2=_nibbles),
     ),
-    "experts_shifted": tuple(
-        (lambda w, s=s: _on(w, w13=_roll(s, 0), s13=_roll(s, 0), w2=_roll(s, 0), s2=_roll(s, 0))) for s in (1, -1)
-    ),
+    "experts_shifted": tuple(_shifted(step) for step in (1, -1)),
 }
 
 
@@ -455,7 +472,7 @@ class SelfTest:
         converted: Callable[[str, int], ConvertedLayer],
     ) -> tuple[str, str]:
         geometry, batch = self._geometry[name], self.batch(name)
-        raw = {r: unshuffled(converted(name, r)) for r in self._ranks}
+        raw = {r: unshuffled(converted(name, r), gate_up=geometry.gate_up) for r in self._ranks}
         kind_votes = self._judge_weights(name, raw, batch)
         if kind_votes:
             return kind_votes
@@ -483,10 +500,9 @@ class SelfTest:
             ("weights_misordered", lambda: total(same, turned)),
             ("slot_dropped", lambda: total(same, drop_last)),
         ]
-        for step in (1, -1):
-            moved = Batch(batch.x, (batch.ids + step) % geometry.experts, batch.weights)
-            candidates.append(("ids_shifted", lambda m=moved: total(same, m)))  # type: ignore[misc]
-        candidates += [(kind, lambda c=c: total(c)) for kind, changes in VARIANTS.items() for c in changes]
+        moved = [Batch(batch.x, (batch.ids + step) % geometry.experts, batch.weights) for step in (1, -1)]
+        candidates += [("ids_shifted", functools.partial(total, same, m)) for m in moved]
+        candidates += [(kind, functools.partial(total, c)) for kind, changes in VARIANTS.items() for c in changes]
         base, best = rel_l2(got, want), (LAYER_BOUND[geometry.quant], "")
         for kind, make in candidates:
             figure = rel_l2(got, make())

@@ -117,7 +117,7 @@ def _edits_hash() -> str:
         from megamoe.patch.rules import edits_hash
     except ImportError:
         return ""
-    return edits_hash()
+    return str(edits_hash())
 
 
 def status_writer(settings: Settings, geometry: Geometry) -> StatusWriter:

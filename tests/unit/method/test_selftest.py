@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cluster import Cluster, geometry, random_weights
+from megamoe_atom.layout import convert_layer_tensors
 from megamoe_atom.problem import Exit, Problem
 from megamoe_atom.selftest import (
     VARIANTS,
@@ -112,9 +113,16 @@ def _bad_pad(c: Cluster) -> None:
     c.replace(edit)
 
 
+def _laid_out_separated(c: Cluster) -> None:
+    """The recipe of another kernel: every byte count is right, and the converted layer itself says gate_up=False."""
+    for key, raw in c.raw.items():
+        c.converted[key] = convert_layer_tensors(*raw, gate_up=False)
+
+
 FAULTS: dict[str, tuple[Plant, set[str]]] = {
     "gate and up swapped": (_weights("gate_up_swapped"), {"gate_up_swapped"}),
     "gate and up mis-paired": (_weights("gate_up_mispaired", 1), {"gate_up_mispaired"}),
+    "w13 laid out separated, read interleaved": (_laid_out_separated, {"gate_up_mispaired"}),
     "w13 scales of the neighbouring row": (_weights("scale_layout", 0), {"scale_layout"}),
     "w2 scales of the neighbouring block": (_weights("scale_layout", 8), {"scale_layout"}),
     "scales of the neighbouring expert": (_weights("scale_layout", 4), {"scale_layout"}),
@@ -227,7 +235,9 @@ def test_a_kernel_without_limit_is_judged_against_the_unlimited_arithmetic() -> 
 def test_unshuffled_gives_the_raw_tensors_back() -> None:
     cluster = Cluster(geometry(), seed=13)
     for key, raw in cluster.raw.items():
-        assert all(torch.equal(a, b) for a, b in zip(unshuffled(cluster.converted[key]), raw, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(unshuffled(cluster.converted[key], gate_up=True), raw, strict=True)
+        )
 
 
 def test_every_rank_makes_the_same_batch_and_every_expert_is_used() -> None:
