@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,10 @@ def test_make_targets_call_the_scripts_that_work_without_make() -> None:
         assert (ROOT / script).is_file(), script
         assert (ROOT / script).stat().st_mode & 0o111, script
     assert {"rehearse", "rehearse-down", "test", "test-all"} <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+
+
+def test_the_sums_keep_to_factors_that_four_bit_experts_hold() -> None:
+    # The rule of policies/rehearsal.toml: a set chosen answer by answer would hide what it leaves out.
+    for line in (ROOT / "tests/rehearsal/data/easy_sums.jsonl").read_text().splitlines():
+        factors = {int(n) for n in re.findall(r"\d+", json.loads(line)["question"])[:2]}
+        assert factors <= {2, 3, 5, 6}, line
