@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from megamoe_atom import kernel_edits
 from megamoe_atom.problem import Exit, Problem, Reason
-
-_FILES = Path(__file__).with_name("kernel_files.json")
 
 
 def _blob_id(content: bytes) -> str:
@@ -25,16 +23,42 @@ def _blob_id(content: bytes) -> str:
 
 
 def pinned_files() -> tuple[str, dict[str, list[str]]]:
-    """The pinned FlyDSL commit, and per kernel file the git blob ids that may run (the commit's, and our edits')."""
-    data = json.loads(_FILES.read_text(encoding="utf-8"))
-    return data["commit"], data["files"]
+    """The pinned FlyDSL commit, and per kernel file the git blob ids that may run: the commit's, then our edits'."""
+    pinned = kernel_edits.pinned()
+    return pinned.commit, {path: list(images.values()) for path, images in pinned.files.items()}
+
+
+def _found(root: Path) -> dict[str, str]:
+    return {
+        name: _blob_id((root / name).read_bytes()) if (root / name).is_file() else "missing"
+        for name in pinned_files()[1]
+    }
+
+
+def differing_files(root: Path) -> list[tuple[str, Reason]]:
+    """Path and reason per kernel file that is neither the pinned commit's nor an edit of ours."""
+    commit, files = pinned_files()
+    found = _found(root)
+    return [
+        (
+            name,
+            Reason(
+                "flydsl_commit",
+                f"{name} has git blob id {found[name]}, expected {' or '.join(ids)}",
+                "a kernel of another commit loads just as well and computes something else",
+                f"check out FlyDSL {commit} there, or use the image",
+            ),
+        )
+        for name, ids in files.items()
+        if found[name] not in ids
+    ]
 
 
 def verify_files(root: Path) -> dict[str, str]:
     """Checks every kernel file of a FlyDSL checkout against its pinned blob ids (about 40 small files).
 
     Returns:
-        path -> blob id found, for the evidence.
+        path -> blob id found, for the evidence and for kernel_edits.present.
     Raises:
         Problem: flydsl_path (no such checkout), flydsl_commit (a reason per missing or differing file).
     """
@@ -46,24 +70,10 @@ def verify_files(root: Path) -> dict[str, str]:
             fix="set it to the folder that holds kernels/; in our image it is already set",
             exit_code=Exit.PRECONDITION,
         )
-    commit, files = pinned_files()
-    found: dict[str, str] = {}
-    reasons = []
-    for name, ids in files.items():
-        path = root / name
-        found[name] = _blob_id(path.read_bytes()) if path.is_file() else "missing"
-        if found[name] not in ids:
-            reasons.append(
-                Reason(
-                    "flydsl_commit",
-                    f"{name} has git blob id {found[name]}, expected {' or '.join(ids)}",
-                    "a kernel of another commit loads just as well and computes something else",
-                    f"check out FlyDSL {commit} there, or use the image",
-                )
-            )
+    reasons = [reason for _, reason in differing_files(root)]
     if reasons:
         raise Problem.of(reasons, exit_code=Exit.REFUSED)
-    return found
+    return _found(root)
 
 
 def load_megamoe(path: str | Path) -> type[Any]:

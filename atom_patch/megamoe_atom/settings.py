@@ -9,13 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from megamoe_atom import kernel_edits
 from megamoe_atom.problem import Exit, Problem, Reason
 
 GIB = 2**30
 DEFAULT_STATUS_DIR = Path("/run/megamoe/status")
 DEFAULT_MTPR = 8192
 PREFIX = "MEGAMOE_"
-ADAPTER_NAMES = ("MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT", "MEGAMOE_SELFTEST", "MEGAMOE_STATUS_DIR")
+ADAPTER_NAMES = (
+    "MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT",
+    "MEGAMOE_ASYNC_COPY",
+    "MEGAMOE_SELFTEST",
+    "MEGAMOE_STATUS_DIR",
+    "MEGAMOE_WITHOUT_EDITS",
+)
 # Read by the command line, the image and the rehearsal in the same containers; a name beyond these is a typing mistake.
 _OTHER_NAMES = frozenset(
     {
@@ -52,6 +59,7 @@ class Settings:
 
     requested: both switches of the contract. heap_bytes: of the symmetric heap, as mori will take it.
     shmem_mode: static, vmm or isolation; shmem_mode_known: False when mori would warn and take static.
+    kernel_edits: the edits that FlyDSL's kernels must carry (MEGAMOE_WITHOUT_EDITS, MEGAMOE_ASYNC_COPY).
     """
 
     use_flydsl: bool = False
@@ -67,6 +75,7 @@ class Settings:
     compile_only: bool = False
     triton_moe: bool = False
     triton_moe_decode: bool = False
+    kernel_edits: frozenset[str] = frozenset(kernel_edits.EDITS)
 
     @property
     def requested(self) -> bool:
@@ -129,11 +138,28 @@ def unknown_names(env: Mapping[str, str]) -> list[Reason]:
     return reasons
 
 
+def parse_kernel_edits(env: Mapping[str, str]) -> tuple[frozenset[str], bool]:
+    """(edits of FlyDSL to leave out, whether stage-1 copies asynchronously).
+
+    MEGAMOE_WITHOUT_EDITS: names out of kernel_edits.EDITS, divided by commas or spaces. MEGAMOE_ASYNC_COPY: a switch.
+
+    Raises:
+        Problem: env_switch, kernel_edit.
+    """
+    reasons: list[Reason] = []
+    async_copy = _switch(env, "MEGAMOE_ASYNC_COPY", True, reasons)
+    if reasons:
+        raise Problem.of(reasons, exit_code=Exit.REFUSED)
+    left_out = frozenset(env.get("MEGAMOE_WITHOUT_EDITS", "").replace(",", " ").split())
+    kernel_edits.wanted(left_out)
+    return left_out, async_copy
+
+
 def parse(env: Mapping[str, str] | None = None) -> Settings:
     """Reads the environment once.
 
     Raises:
-        Problem: env_switch, env_unknown, env_number, heap_size; all of them together, exit 2.
+        Problem: env_switch, env_unknown, env_number, heap_size, kernel_edit; all of them together, exit 2.
     """
     env = os.environ if env is None else env
     reasons = unknown_names(env)
@@ -160,6 +186,12 @@ def parse(env: Mapping[str, str] | None = None) -> Settings:
                     "set ATOM_MEGA_MTPR=8192, or unset it",
                 )
             )
+    edits = frozenset(kernel_edits.EDITS)
+    try:
+        left_out, async_copy = parse_kernel_edits(env)
+        edits = kernel_edits.wanted(left_out, async_copy=async_copy)
+    except Problem as problem:
+        reasons += problem.reasons
     path = env.get("ATOM_FLYDSL_KERNELS_PATH", "").strip()
     status = env.get("MEGAMOE_STATUS_DIR", "").strip()
     settings = Settings(
@@ -176,6 +208,7 @@ def parse(env: Mapping[str, str] | None = None) -> Settings:
         compile_only=_switch(env, "COMPILE_ONLY", False, reasons),
         triton_moe=_switch(env, "ATOM_USE_TRITON_MOE", False, reasons),
         triton_moe_decode=_switch(env, "ATOM_USE_TRITON_MOE_DECODE", False, reasons),
+        kernel_edits=edits,
     )
     if reasons:
         raise Problem.of(reasons, exit_code=Exit.REFUSED)

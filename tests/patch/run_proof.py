@@ -74,7 +74,7 @@ def upstream_suite(atom: Path, python: str) -> tuple[str, str]:
         arguments = ["tests/", "--ignore=tests/plugin", "--ignore=tests/entrypoints/test_openai_server.py"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         before = pytest_counts(arguments, python=python, cwd=tree, env=env)
-        command.move(tree, undo=False)
+        command.move(command.job(tree), undo=False)
         after = pytest_counts(arguments, python=python, cwd=tree, env=env)
     same = before[:2] == after[:2] and before[0] == 0 and before[1].get("passed", 0) > 0
     return ("pass" if same else "fail"), f"before {before[1]}, after {after[1]}" + ("" if same else f"\n{after[2]}")

@@ -21,24 +21,24 @@ def atom(tmp_path: Path) -> Path:
 
 def test_apply_twice_check_compile_and_revert_byte_identical(atom: Path) -> None:
     before = contents(atom)
-    assert command.move(atom, undo=False).data["changed"] == sorted(EDITED)
-    assert command.move(atom, undo=False).data["changed"] == []
-    assert command.check(atom, allow_drift=False).status == "pass"
+    assert command.move(command.job(atom), undo=False).data["changed"] == sorted(EDITED)
+    assert command.move(command.job(atom), undo=False).data["changed"] == []
+    assert command.check(command.job(atom), allow_drift=False).status == "pass"
     for name in EDITED:
         compile((atom / name).read_bytes(), name, "exec")
-    command.move(atom, undo=True)
+    command.move(command.job(atom), undo=True)
     assert contents(atom) == before
 
 
 def test_only_two_files_and_five_places_change(atom: Path) -> None:
-    text = command.diff(atom, allow_drift=False).text
+    text = command.diff(command.job(atom), allow_drift=False).text
     added = [line for line in text.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert len(added) == 5
     assert all("megamoe_atom" in a or "mxfp4_moe_method" in a or "warmup_token_ids" in a for a in added)
 
 
 def test_a_patch_tool_accepts_the_diff(atom: Path) -> None:
-    text = command.diff(atom, allow_drift=False).text
+    text = command.diff(command.job(atom), allow_drift=False).text
     subprocess.run(
         ["patch", "-p1", "--dry-run"], input=text.encode(), cwd=atom, check=True, timeout=20, capture_output=True
     )
@@ -73,10 +73,10 @@ def test_another_atom_is_refused_and_with_allow_drift_reported(tmp_path: Path, v
     other = copy_of(checkout(variable), tmp_path)
     before = contents(other)
     with pytest.raises(Problem) as caught:
-        command.move(other, undo=False)
+        command.move(command.job(other), undo=False)
     assert {r.code for r in caught.value.reasons} == {"pre_image"}
     assert all(name in str(caught.value) for name in EDITED)
-    codes = {f.code for f in command.check(other, allow_drift=True).findings}
+    codes = {f.code for f in command.check(command.job(other), allow_drift=True).findings}
     assert "drift" in codes
     assert moved <= codes
     assert contents(other) == before

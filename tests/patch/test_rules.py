@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from megamoe.patch.rules import blob_id, edits_hash, load_edits, load_upstream, rewrite_source, transform
+from megamoe.patch.rules import blob_id, edits_hash, load_rules, load_upstream, rewrite_source, transform
 from megamoe_atom.problem import Problem
 
 MOE = '''"""é — text that is not ASCII comes before the sites."""
@@ -49,10 +49,10 @@ def test_blob_id_is_what_git_hash_object_prints(content: bytes) -> None:
 @pytest.mark.parametrize("path", SOURCES)
 def test_every_edit_matches_as_often_as_it_says_and_its_inverse_restores_the_bytes(path: str) -> None:
     source = SOURCES[path].encode()
-    edited, counts = transform(path, source, load_edits(), undo=False)
+    edited, counts = transform(path, source, load_rules(), undo=False)
     assert [(e.name, n) for e, n in counts] == [(e.name, e.matches) for e, _ in counts]
     compile(edited, path, "exec")
-    restored, _ = transform(path, edited, load_edits(), undo=True)
+    restored, _ = transform(path, edited, load_rules(), undo=True)
     if path.endswith("moe.py"):  # a site that spans lines is rewritten on one: only the pinned file restores exactly
         assert (
             restored.decode().split()
@@ -63,21 +63,21 @@ def test_every_edit_matches_as_often_as_it_says_and_its_inverse_restores_the_byt
 
 
 def test_only_the_construction_sites_inside_fused_moe_are_edited() -> None:
-    edited = transform("atom/model_ops/moe.py", MOE.encode(), load_edits(), undo=False)[0].decode()
+    edited = transform("atom/model_ops/moe.py", MOE.encode(), load_rules(), undo=False)[0].decode()
     assert "return Mxfp4MoEMethod(a, b)" in edited
     assert edited.count("mxfp4_moe_method(Mxfp4MoEMethod, ") == 2
     assert "# ü" in edited
 
 
 def test_only_the_ids_of_warmup_model_are_edited() -> None:
-    edited = transform("atom/model_engine/model_runner.py", RUNNER.encode(), load_edits(), undo=False)[0].decode()
+    edited = transform("atom/model_engine/model_runner.py", RUNNER.encode(), load_rules(), undo=False)[0].decode()
     assert "Sequence([0] * seq_len, block_size=1)" in edited
     assert "pad = [0] * seq_len" in edited
     assert edited.count("warmup_token_ids(seq_len, runner=self)") == 1
 
 
 def test_a_second_pass_finds_no_construction_site() -> None:
-    edit = next(e for e in load_edits() if e.name == "moe-construction")
+    edit = next(e for e in load_rules() if e.name == "moe-construction")
     once, first = rewrite_source(MOE, edit.forward)
     assert first == 2
     twice, second = rewrite_source(once, edit.forward)
@@ -85,10 +85,10 @@ def test_a_second_pass_finds_no_construction_site() -> None:
 
 
 def test_each_edited_file_is_pinned_and_each_pinned_file_is_edited() -> None:
-    assert {e.file for e in load_edits()} == {f.path for f in load_upstream().files}
+    assert {e.file for e in load_rules()} == {f.path for f in load_upstream().files}
     for pinned in load_upstream().files:
-        assert len(pinned.before) == len(pinned.after) == 40
-        assert pinned.before != pinned.after
+        assert sorted(map(len, pinned.images)) == [0, 1]
+        assert len(set(pinned.images.values())) == 2
 
 
 def test_edits_pin_the_same_atom_as_the_image() -> None:
@@ -102,7 +102,7 @@ def test_edits_pin_the_same_atom_as_the_image() -> None:
 
 def test_bytes_that_are_no_utf8_are_refused_with_their_place() -> None:
     with pytest.raises(Problem, match="byte 2") as caught:
-        transform("atom/model_ops/moe.py", b"a=\xff", load_edits(), undo=False)
+        transform("atom/model_ops/moe.py", b"a=\xff", load_rules(), undo=False)
     assert caught.value.code == "not_utf8"
 
 

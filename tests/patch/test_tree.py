@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from megamoe.patch import command, tree
-from megamoe.patch.rules import PinnedFile, Upstream, blob_id, load_edits, transform
+from megamoe.patch.rules import PinnedFile, Upstream, blob_id, load_rules, transform
 from megamoe_atom.problem import Problem
 from test_rules import SOURCES
 from trees import contents
+
+ALL = frozenset({"atom"})
 
 
 @pytest.fixture
@@ -20,22 +22,23 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         flat = text.replace("(\n            online, self.moe_config\n        )", "(online, self.moe_config)").encode()
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(flat)
-        files.append(PinnedFile(name, blob_id(flat), blob_id(transform(name, flat, load_edits(), undo=False)[0])))
-    upstream = Upstream("example/ATOM", "c" * 40, tuple(files))
-    monkeypatch.setattr(command, "load_upstream", lambda: upstream)
+        edited = transform(name, flat, load_rules(), undo=False)[0]
+        files.append(PinnedFile(name, {frozenset(): blob_id(flat), ALL: blob_id(edited)}))
+    upstream = Upstream("atom", "ATOM", "example/ATOM", "c" * 40, tuple(files), ("atom",), ALL)
+    monkeypatch.setattr(command, "load_upstream", lambda _name: upstream)
     monkeypatch.setattr(command, "check_contract", lambda *_: ([], 0))
     return tmp_path
 
 
 def test_apply_twice_then_revert_gives_the_bytes_back(pinned: Path) -> None:
     before = contents(pinned)
-    assert command.move(pinned, undo=False).data["changed"] == sorted(SOURCES)
+    assert command.move(command.job(pinned), undo=False).data["changed"] == sorted(SOURCES)
     edited = contents(pinned)
     assert edited != before
-    assert command.move(pinned, undo=False).data["changed"] == []
+    assert command.move(command.job(pinned), undo=False).data["changed"] == []
     assert contents(pinned) == edited
-    assert command.check(pinned, allow_drift=False).status == "pass"
-    command.move(pinned, undo=True)
+    assert command.check(command.job(pinned), allow_drift=False).status == "pass"
+    command.move(command.job(pinned), undo=True)
     assert contents(pinned) == before
 
 
@@ -44,22 +47,22 @@ def test_a_local_edit_is_refused_naming_the_file_and_both_ids(pinned: Path) -> N
     (pinned / name).write_text(SOURCES[name] + "# local\n", encoding="utf-8")
     before = contents(pinned)
     with pytest.raises(Problem) as caught:
-        command.move(pinned, undo=False)
+        command.move(command.job(pinned), undo=False)
     assert caught.value.code == "pre_image"
     assert name in str(caught.value)
     assert blob_id((pinned / name).read_bytes()) in str(caught.value)
-    assert command.load_upstream().named(name).before in str(caught.value)
+    assert command.load_upstream("atom").named(name).before in str(caught.value)
     assert contents(pinned) == before
 
 
 @pytest.mark.parametrize("undo", [False, True], ids=["apply finishes it", "revert undoes it"])
 def test_a_tree_edited_by_half_is_recovered(pinned: Path, undo: bool) -> None:
     before = contents(pinned)
-    command.move(pinned, undo=False)
+    command.move(command.job(pinned), undo=False)
     after = contents(pinned)
     name = "atom/model_ops/moe.py"
     (pinned / name).write_bytes(before[name])
-    command.move(pinned, undo=undo)
+    command.move(command.job(pinned), undo=undo)
     assert contents(pinned) == (before if undo else after)
 
 
@@ -83,7 +86,7 @@ def test_a_failure_at_any_step_leaves_every_byte_as_it_was(
     monkeypatch.setattr(tree, "_write_sibling", count(write))
     monkeypatch.setattr(tree, "_rename", count(rename))
     with pytest.raises(Problem, match="No space left") as caught:
-        command.move(pinned, undo=False)
+        command.move(command.job(pinned), undo=False)
     assert caught.value.code == "atom_read_only"
     assert contents(pinned) == before
 
@@ -91,32 +94,32 @@ def test_a_failure_at_any_step_leaves_every_byte_as_it_was(
 def test_a_left_over_sibling_of_a_killed_run_does_not_disturb(pinned: Path) -> None:
     leftover = pinned / ("atom/model_ops/moe.py" + tree.TEMP_SUFFIX)
     leftover.write_bytes(b"half")
-    command.move(pinned, undo=False)
+    command.move(command.job(pinned), undo=False)
     assert not leftover.exists()
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Problem) as caught:
-        command.move(tmp_path / "nowhere", undo=False)
+        command.move(command.job(tmp_path / "nowhere"), undo=False)
     assert caught.value.code == "atom_dir"
 
 
 def test_a_tree_of_another_project_is_refused(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
     with pytest.raises(Problem) as caught:
-        command.check(tmp_path, allow_drift=True)
+        command.check(command.job(tmp_path), allow_drift=True)
     assert caught.value.code == "not_atom"
 
 
 def test_a_missing_file_is_named(pinned: Path) -> None:
     (pinned / "atom/model_engine/model_runner.py").unlink()
     with pytest.raises(Problem, match="model_runner") as caught:
-        command.move(pinned, undo=False)
+        command.move(command.job(pinned), undo=False)
     assert caught.value.code == "atom_file_missing"
 
 
 def test_check_of_an_unedited_tree_says_not_applied(pinned: Path) -> None:
-    outcome = command.check(pinned, allow_drift=False)
+    outcome = command.check(command.job(pinned), allow_drift=False)
     assert outcome.status == "fail"
     assert {f.code for f in outcome.findings} == {"not_applied"}
 
@@ -124,19 +127,19 @@ def test_check_of_an_unedited_tree_says_not_applied(pinned: Path) -> None:
 def test_drift_names_the_edit_whose_site_is_gone(pinned: Path) -> None:
     name = "atom/model_engine/model_runner.py"
     (pinned / name).write_text(SOURCES[name].replace("[0] * seq_len, block_size=self", "ids, block_size=self"))
-    found = [f for f in command.check(pinned, allow_drift=True).findings if f.code == "edit_site"]
+    found = [f for f in command.check(command.job(pinned), allow_drift=True).findings if f.code == "edit_site"]
     assert [("warmup-ids" in f.what, "0 times" in f.what) for f in found] == [(True, True)]
 
 
 def test_diff_is_the_same_before_and_after_apply(pinned: Path) -> None:
-    before = command.diff(pinned, allow_drift=False).text
-    command.move(pinned, undo=False)
-    assert command.diff(pinned, allow_drift=False).text == before
+    before = command.diff(command.job(pinned), allow_drift=False).text
+    command.move(command.job(pinned), undo=False)
+    assert command.diff(command.job(pinned), allow_drift=False).text == before
     assert "+from megamoe_atom.factory import mxfp4_moe_method" in before
 
 
 def test_file_modes_survive(pinned: Path) -> None:
     path = pinned / "atom/model_ops/moe.py"
     path.chmod(0o640)
-    command.move(pinned, undo=False)
+    command.move(command.job(pinned), undo=False)
     assert path.stat().st_mode & 0o7777 == 0o640

@@ -1,20 +1,26 @@
-"""The edits as data: ast-grep rules, and upstream.toml with each edited file's git blob id before and after."""
+"""The edits as data: ast-grep rules, and each edited file's git blob id without and with every choice of edits.
+
+Two upstream trees are edited. ATOM has one edit, always whole. FlyDSL has several, each selectable on its own; the ids
+of their combinations live with the adapter (megamoe_atom/kernel_files.json), which needs them without the CLI too.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from ast_grep_py import SgNode, SgRoot
+from megamoe_atom import kernel_edits
 from megamoe_atom.problem import Exit, Problem
 
 from megamoe.resources import resource
+
+TreeName = Literal["atom", "flydsl"]
 
 
 def blob_id(content: bytes) -> str:
@@ -24,68 +30,102 @@ def blob_id(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One direction of an edit: an ast-grep rule and the text that takes the place of each match."""
+    """An ast-grep rule and the text that takes the place of each match.
 
-    rule: dict[str, Any]
+    eat_before: a regex; what it matches right before the match goes too, such as the break and indent of a new line.
+    """
+
+    config: dict[str, Any]
     fix: str
-    eat_newline_before: bool = False
+    eat_before: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """One semantic edit of one file, with the number of matches that it must have."""
+class Rule:
+    """One rewrite of one file, with the number of matches that it must have. `edit`: the edit that it belongs to."""
 
     name: str
+    edit: str
     file: str
     matches: int
     why: str
     forward: Rewrite
-    undo: Rewrite
+    undo: tuple[Rewrite, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
+    """A file and its blob id for every choice of the edits that touch it; the empty choice is upstream's own file."""
+
     path: str
-    before: str
-    after: str
+    images: Mapping[frozenset[str], str]
+
+    @property
+    def before(self) -> str:
+        return self.images[frozenset()]
+
+    @property
+    def edits(self) -> frozenset[str]:
+        return frozenset().union(*self.images)
+
+    def after(self, selection: frozenset[str]) -> str:
+        return self.images[selection & self.edits]
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The tree that the edits were made for."""
+    """A tree that edits were made for. edits: their names in order; default: those applied unless told otherwise."""
 
+    name: TreeName
+    title: str
     repository: str
     commit: str
     files: tuple[PinnedFile, ...]
+    edits: tuple[str, ...]
+    default: frozenset[str]
 
     def named(self, path: str) -> PinnedFile:
         return next(f for f in self.files if f.path == path)
 
 
-def load_edits() -> tuple[Edit, ...]:
-    """The rules of edits/atom in file-name order."""
-    edits = []
-    for path in sorted(resource("atom_patch/edits/atom").glob("*.yml")):
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-        meta = body["metadata"]
-        undo = meta["undo"]
-        edits.append(
-            Edit(
-                name=body["id"],
-                file=meta["file"],
-                matches=int(meta["matches"]),
-                why=meta["why"].strip(),
-                forward=Rewrite(body["rule"], body["fix"]),
-                undo=Rewrite(undo["rule"], undo["fix"], bool(undo.get("eat_newline_before", False))),
+def _rewrite(body: dict[str, Any]) -> Rewrite:
+    config: dict[str, Any] = {key: body[key] for key in body.keys() & {"rule", "constraints", "utils"}}
+    return Rewrite(config, body["fix"], body.get("eat_before", ""))
+
+
+def load_rules(tree: TreeName = "atom") -> tuple[Rule, ...]:
+    """All rules of one tree, files in name order. For FlyDSL a file is an edit; ATOM's files are one edit together."""
+    rules = []
+    for path in sorted(resource(f"atom_patch/edits/{tree}").glob("*.yml")):
+        for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            meta = body["metadata"]
+            undo = meta["undo"] if isinstance(meta["undo"], list) else [meta["undo"]]
+            rules.append(
+                Rule(
+                    name=body["id"],
+                    edit="atom" if tree == "atom" else path.stem,
+                    file=meta["file"],
+                    matches=int(meta["matches"]),
+                    why=" ".join(meta["why"].split()),
+                    forward=_rewrite(body),
+                    undo=tuple(_rewrite(u) for u in undo),
+                )
             )
-        )
-    return tuple(edits)
+    return tuple(rules)
 
 
-def load_upstream() -> Upstream:
+def load_upstream(tree: TreeName = "atom") -> Upstream:
+    if tree == "flydsl":
+        pinned = kernel_edits.pinned()
+        files = tuple(PinnedFile(path, images) for path, images in pinned.files.items() if len(images) > 1)
+        return Upstream(
+            "flydsl", "FlyDSL", pinned.repository, pinned.commit, files,
+            (*kernel_edits.EDITS, kernel_edits.ASYNC_COPY_OFF), frozenset(kernel_edits.EDITS),
+        )  # fmt: skip
     table = tomllib.loads(resource("atom_patch/edits/upstream.toml").read_text(encoding="utf-8"))["atom"]
-    files = tuple(PinnedFile(f["path"], f["before"], f["after"]) for f in table["files"])
-    return Upstream(table["repository"], table["commit"], files)
+    both = frozenset({"atom"})
+    files = tuple(PinnedFile(f["path"], {frozenset(): f["before"], both: f["after"]}) for f in table["files"])
+    return Upstream("atom", "ATOM", table["repository"], table["commit"], files, ("atom",), both)
 
 
 def edits_hash() -> str:
@@ -98,7 +138,7 @@ def edits_hash() -> str:
 
 
 def find(source: str, rewrite: Rewrite) -> list[SgNode]:
-    return list(SgRoot(source, "python").root().find_all({"rule": rewrite.rule}))  # type: ignore[arg-type]
+    return list(SgRoot(source, "python").root().find_all(rewrite.config))  # type: ignore[call-overload]
 
 
 def rewrite_source(source: str, rewrite: Rewrite) -> tuple[str, int]:
@@ -119,31 +159,35 @@ def rewrite_source(source: str, rewrite: Rewrite) -> tuple[str, int]:
             raise RuntimeError(f"ast-grep's span {span} does not hold its own text {node.text()!r}")
 
         text = re.sub(r"\$([A-Z]+)", lambda m, node=node: node[m.group(1)].text(), rewrite.fix)  # type: ignore[misc]
-        if rewrite.eat_newline_before and source[:begin].endswith("\n"):
-            begin -= 1
+        if rewrite.eat_before:
+            found = re.search(f"(?:{rewrite.eat_before})\\Z", source[:begin])
+            begin = found.start() if found else begin
         source = source[:begin] + text + source[end:]
     return source, len(nodes)
 
 
-def transform(path: str, content: bytes, edits: Iterable[Edit], *, undo: bool) -> tuple[bytes, list[tuple[Edit, int]]]:
-    """All edits of one file, in order (undo: in reverse). Returns the new bytes and each edit's match count."""
+def transform(path: str, content: bytes, rules: Iterable[Rule], *, undo: bool) -> tuple[bytes, list[tuple[Rule, int]]]:
+    """All given rules of one file, in order (undo: in reverse). Returns the new bytes and each rule's match count.
+
+    The count of an undo is that of its first rewrite: the later ones restore what the first one has uncovered.
+    """
     try:
         source = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Problem(
             "not_utf8",
             what=f"{path} is not UTF-8 at byte {error.start}",
-            why="Python source of ATOM is UTF-8; these bytes are something else",
+            why="Python source of ATOM and FlyDSL is UTF-8; these bytes are something else",
             fix="restore the file from the pinned commit",
             exit_code=Exit.PRECONDITION,
         ) from error
     counts = []
-    mine = [e for e in edits if e.file == path]
-    for edit in reversed(mine) if undo else mine:
-        source, count = rewrite_source(source, edit.undo if undo else edit.forward)
-        counts.append((edit, count))
+    mine = [r for r in rules if r.file == path]
+    for rule in reversed(mine) if undo else mine:
+        steps = rule.undo if undo else (rule.forward,)
+        numbers = []
+        for step in steps:
+            source, count = rewrite_source(source, step)
+            numbers.append(count)
+        counts.append((rule, numbers[0]))
     return source.encode("utf-8"), counts
-
-
-def tree_root(text: str) -> Path:
-    return Path(text).expanduser()
