@@ -9,9 +9,12 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megamoe_atom.problem import Problem, Reason
+from megamoe_atom.settings import Settings
+from megamoe_atom.settings import parse as adapter_settings
+from megamoe_atom.support import SupportInputs, reasons_against
 
 from reference_engine import faults
 
@@ -101,16 +104,38 @@ def _parser() -> _Parser:
         help="default: mega when ATOM_USE_FLYDSL=1 and ATOM_USE_FLYDSL_FUSED=1, else standard (dense maths)",
     )
     for names, takes_value in NO_EFFECT:
-        add(
-            *names,
-            help="accepted, no effect on a CPU",
-            dest="ignored_" + names[0].strip("-"),
-            default=None,
-            **({"nargs": "?"} if takes_value else {"action": "store_const", "const": ""}),
-        )  # type: ignore[arg-type]
+        form: dict[str, Any] = {"nargs": "?"} if takes_value else {"action": "store_const", "const": ""}
+        dest = "ignored_" + names[0].strip("-")
+        add(*names, help="accepted, no effect on a CPU", dest=dest, default=None, **form)
     for names in REFUSED:
         add(*names, nargs="?", const="", default=None, help=argparse.SUPPRESS, dest="refused_" + names[0].strip("-"))
     return parser
+
+
+def support_inputs(ranks: int, mbt: int, *, expert_parallel: bool = True, dp_attention: bool = True) -> SupportInputs:
+    """This launch for the adapter's own list of reasons.
+
+    The ranks are simulated in one process of plain torch: no peer, no heap, no GPU and no FlyDSL, so those rows keep
+    values that may run, and so do the shapes, which the reference kernel checks itself. One rank shares with nobody.
+    """
+    return SupportInputs(
+        hidden=512,
+        inter=256,
+        padded_hidden=512,
+        padded_inter=256,
+        experts=ranks,
+        topk=1,
+        ep_enabled=expert_parallel,
+        ep_size=ranks,
+        visible_gpus=ranks,
+        dp_size=max(2, ranks),
+        dp_attention=dp_attention or ranks == 1,
+        mtpr=mbt,
+        max_num_batched_tokens=mbt,
+        heap_bytes=2**62,
+        swiglu_limit=0.0,
+        fixed_slot_race_closed=True,
+    )
 
 
 def parse(argv: list[str], environment: Mapping[str, str]) -> Options:
@@ -153,37 +178,23 @@ def parse(argv: list[str], environment: Mapping[str, str]) -> Options:
             "prefill context parallelism is not implemented here",
             "use -pcp 1",
         )
-    asked = environment.get("ATOM_USE_FLYDSL") == "1" and environment.get("ATOM_USE_FLYDSL_FUSED") == "1"
-    mega = args["moe_backend"] == "mega" or (asked and args["moe_backend"] is None)
+    try:
+        settings = adapter_settings(environment)
+    except Problem as problem:
+        reasons += problem.reasons
+        settings = Settings()
+    mega = args["moe_backend"] == "mega" or (settings.requested and args["moe_backend"] is None)
     ranks = args["tp"] * args["dp"]
     mbt = args["max_num_batched_tokens"]
-    if mega:
-        if not args["enable_expert_parallel"]:
-            refuse(
-                "ep_off",
-                "MegaMoE without --enable-expert-parallel",
-                "its kernels exist for whole experts on each rank only",
-                "add --enable-expert-parallel, or use --moe-backend standard",
+    if mega and ranks > 0 and mbt > 0:
+        reasons += reasons_against(
+            support_inputs(
+                ranks,
+                mbt,
+                expert_parallel=args["enable_expert_parallel"],
+                dp_attention=args["enable_dp_attention"],
             )
-        if not args["enable_dp_attention"] and ranks > 1:
-            refuse(
-                "dp_attention_off",
-                f"MegaMoE on {ranks} ranks without --enable-dp-attention",
-                "all ranks of tensor-parallel attention hold the same tokens, and the experts would add them up again",
-                "add --enable-dp-attention",
-            )
-        if mbt > 0 and mbt & (mbt - 1):
-            refuse(
-                "mbt_power_of_two",
-                f"--max-num-batched-tokens {mbt} is not a power of two",
-                "it becomes the kernels' max tokens per rank, which they decode by shift and mask",
-                f"use {1 << (mbt.bit_length() - 1)} or {1 << mbt.bit_length()}",
-            )
-        if ranks > 8:
-            refuse("ep_size", f"{ranks} ranks", "MegaMoE v1 runs within one node of 8 GPUs", "use -tp 8 and no -dp")
-    selftest = environment.get("MEGAMOE_SELFTEST", "on")
-    if selftest not in ("on", "off"):
-        refuse("selftest_setting", f"MEGAMOE_SELFTEST={selftest}", "it is on or off", "use on, or leave it unset")
+        )
     if mbt > 0 and not args["enable_chunked_prefill"] and args["max_model_len"] and args["max_model_len"] > mbt:
         refuse(
             "prompt_never_fits",
@@ -213,7 +224,7 @@ def parse(argv: list[str], environment: Mapping[str, str]) -> Options:
         prefix_caching=args["enable_prefix_caching"],
         chunked_prefill=args["enable_chunked_prefill"],
         mega=mega,
-        selftest=selftest == "on",
+        selftest=settings.selftest,
         fault=fault,
         ignored=tuple(
             "--" + k.removeprefix("ignored_") for k, v in args.items() if k.startswith("ignored_") and v is not None

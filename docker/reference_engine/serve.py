@@ -10,14 +10,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from megamoe_atom.problem import Exit, Problem
+from megamoe_atom.support import reasons_against
 
 from reference_engine.checkpoint import ModelConfig, read_config
-from reference_engine.options import Options, parse
+from reference_engine.options import Options, parse, support_inputs
 
 if TYPE_CHECKING:
     from reference_engine.moe import MoeStack
@@ -73,13 +74,11 @@ def check(options: Options) -> tuple[ModelConfig, int]:
             why="a long prompt would wait for ever",
             fix="lower --max-model-len, or leave chunked prefill on",
         )
-    if options.mega and config.n_routed_experts % options.ranks:
-        raise Problem(
-            "expert_split",
-            what=f"{config.n_routed_experts} experts on {options.ranks} ranks",
-            why="every rank owns the same number of experts",
-            fix="use -tp 1, 2, 3 or 6 with this model, or --moe-backend standard",
-        )
+    if options.mega:
+        launch = support_inputs(options.ranks, options.max_num_batched_tokens)
+        reasons = reasons_against(replace(launch, experts=config.n_routed_experts, topk=config.num_experts_per_tok))
+        if reasons:
+            raise Problem.of(reasons)
     return config, limit
 
 

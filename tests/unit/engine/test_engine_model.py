@@ -64,12 +64,17 @@ def test_the_experts_reproduce_the_dense_mlp_up_to_rounding(model_dir: Path, ran
     assert torch.equal(got[:1], moe.forward(1, x[:1]))  # idle ranks get a dummy token that changes nothing
 
 
-@pytest.mark.parametrize("fault", ["gate_up_mispaired", "expert_zeroed"])
-def test_the_self_test_stops_a_start_with_damaged_experts(model_dir: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("gate_up_mispaired", "gate_up_mispaired:"), ("expert_zeroed", "one_expert:")]
+)
+def test_the_self_test_stops_a_start_with_damaged_experts_and_names_them(
+    model_dir: Path, fault: str, kind: str
+) -> None:
     config, weights = read_config(model_dir), Weights(model_dir)
     with pytest.raises(Problem) as caught:
         MoeStack(config, weights, ranks=2, mtpr=16, fault=fault).prove()
     assert caught.value.exit_code is Exit.CHECK_FAILED and caught.value.code == "selftest"
+    assert f"likely {kind}" in caught.value.reasons[0].what
 
 
 def test_the_self_test_passes_sound_experts(model_dir: Path) -> None:

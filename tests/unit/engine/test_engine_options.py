@@ -55,13 +55,11 @@ def test_flags_of_a_gpu_launch_are_accepted_and_named() -> None:
     [
         pytest.param([], {}, "usage", id="no model"),
         pytest.param([*GOOD, "--no-such-flag"], {}, "usage", id="unknown flag"),
-        pytest.param(
-            [*GOOD, "--max-num-batched-tokens", "500"], MEGA, "mbt_power_of_two", id="budget 500 with MegaMoE"
-        ),
+        pytest.param([*GOOD, "--max-num-batched-tokens", "500"], MEGA, "mtpr", id="budget 500 with MegaMoE"),
         pytest.param([*GOOD, "--max-num-batched-tokens", "0"], {}, "not_positive", id="budget 0"),
         pytest.param(["--model", "/m", "-tp", "2", "--enable-dp-attention"], MEGA, "ep_off", id="expert parallel off"),
         pytest.param(
-            ["--model", "/m", "-tp", "2", "--enable-expert-parallel"], MEGA, "dp_attention_off", id="DP attention off"
+            ["--model", "/m", "-tp", "2", "--enable-expert-parallel"], MEGA, "dp_attention", id="DP attention off"
         ),
         pytest.param([*GOOD, "-dp", "8"], MEGA, "ep_size", id="16 ranks"),
         pytest.param([*GOOD, "-tp", "9"], {}, "tp_range", id="tp 9"),
@@ -71,7 +69,8 @@ def test_flags_of_a_gpu_launch_are_accepted_and_named() -> None:
         pytest.param(
             GOOD, {"MEGAMOE_REHEARSAL_FAULT": "expert_zeroed"}, "fault_needs_mega", id="expert fault without experts"
         ),
-        pytest.param(GOOD, {**MEGA, "MEGAMOE_SELFTEST": "no"}, "selftest_setting", id="self-test no"),
+        pytest.param(GOOD, {**MEGA, "MEGAMOE_SELFTEST": "maybe"}, "env_switch", id="self-test maybe"),
+        pytest.param(GOOD, {**MEGA, "MEGAMOE_SELFTETS": "0"}, "env_unknown", id="a mistyped setting"),
     ],
 )
 def test_a_bad_launch_is_refused_with_a_fix(argv: list[str], environment: dict[str, str], code: str) -> None:
@@ -85,7 +84,7 @@ def test_a_bad_launch_is_refused_with_a_fix(argv: list[str], environment: dict[s
 def test_all_reasons_are_given_at_once() -> None:
     with pytest.raises(Problem) as caught:
         parse(["--model", "/m", "-tp", "2", "--max-num-batched-tokens", "500"], MEGA)
-    assert {r.code for r in caught.value.reasons} == {"ep_off", "dp_attention_off", "mbt_power_of_two"}
+    assert {r.code for r in caught.value.reasons} == {"ep_off", "dp_attention", "mtpr"}
 
 
 def test_a_budget_that_is_no_power_of_two_is_fine_without_megamoe() -> None:
