@@ -39,6 +39,14 @@ def _refuse(code: str, what: str, why: str, fix: str) -> Problem:
     return Problem(code, exit_code=Exit.PRECONDITION, what=what, why=why, fix=fix)
 
 
+def _rows_times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x [n, H] @ w.T for w [R, H]. For a few rows the weights stand on the left: MKL then reads them once, in order.
+
+    Measured on one core, w [1536, 768] float32: 0.23 against 0.63 ms for n = 2, 0.45 against 0.53 for n = 6, then slower.
+    """
+    return (w @ x.T).T if x.shape[0] <= 6 else x @ w.T
+
+
 def _version(t: torch.Tensor) -> int:
     # Inference tensors keep no version counter; they cannot be written in place outside inference mode anyway.
     return -1 if t.is_inference() else t._version
@@ -399,7 +407,7 @@ class MegaMoE:
         ready = self._prepared.get(self._key())
         if ready is not None and self.experts <= 2 * self.topk:
             # Nearly every expert is used: a few large products beat a loop of small ones by far.
-            hidden = (x @ ready.w13.flatten(0, 1).T).view(x.shape[0], self.epr, -1)
+            hidden = _rows_times(x, ready.w13.flatten(0, 1)).view(x.shape[0], self.epr, -1)
             y = torch.bmm(self._activation(hidden).transpose(0, 1), ready.w2.transpose(1, 2)).transpose(0, 1)
             local = ids - self.rank * self.epr
             chosen = y.gather(1, local.clamp(0, self.epr - 1).unsqueeze(-1).expand(-1, -1, self.model_dim))
