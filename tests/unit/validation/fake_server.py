@@ -10,6 +10,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from megamoe.smoke.checks import CAPITALS
+
 
 class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
@@ -17,6 +19,7 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self, answers: dict[str, str] | None = None, fault: str = "", port: int = 0) -> None:
         self.answers, self.fault, self.asked = answers or {}, fault, 0
         self.started, self.seen_keys, self.stopped = time.time(), set[str](), False
+        self.running, self.lock, self.limit = 0, threading.Lock(), 9472
         super().__init__(("127.0.0.1", port), Handler)
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
@@ -36,13 +39,19 @@ class FakeServer(ThreadingHTTPServer):
         if question in self.answers:
             return " " + self.answers[question]
         numbers = [int(x) for x in re.findall(r"\d+", question)]
-        if "capital of France" in question:
-            return " Paris."
+        for country, capital in CAPITALS.items():
+            if f"capital of {country}" in question:
+                return f" {CAPITALS['Italy'] if self.fault == 'mixed_up' else capital}."
+        if "story" in question:
+            return " once upon a time" * 500
         return f" {sum(numbers[-2:])}." if numbers else " I do not know."
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = (
+        True  # head and body are two writes; waiting for the first's receipt costs 40 ms each time
+    )
     server: FakeServer
 
     def handle(self) -> None:
@@ -75,9 +84,26 @@ class Handler(BaseHTTPRequestHandler):
             name = "someone-else" if self.server.fault == "foreign" else "demo"
             self._send(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
         elif self.path == "/metrics":
-            self._send(200, f"process_start_time_seconds {self.server.started}\n", "text/plain")
+            gauge = "" if self.server.fault == "no_gauge" else f"demo:num_requests_running {self.server.running}\n"
+            self._send(200, f"process_start_time_seconds {self.server.started}\n{gauge}", "text/plain")
         else:
             self._send(404, {"error": {"message": "no such route"}})
+
+    def _stream(self, words: list[str], usage: dict[str, int], chat: bool) -> None:
+        fault = self.server.fault
+        pieces = ["".join(words)] if fault == "one_chunk" else [] if fault == "no_chunks" else words
+        if fault == "buffering_proxy":
+            time.sleep(min(0.02 * len(pieces), 0.5))
+        for piece in pieces:
+            choice = {"index": 0, "delta": {"content": piece}} if chat else {"index": 0, "text": piece}
+            self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            self.wfile.flush()
+            if fault != "buffering_proxy":
+                time.sleep(0.02)
+        last = {"choices": []} if fault == "no_stream_usage" else {"choices": [], "usage": usage}
+        if fault == "wrong_stream_usage":
+            last["usage"]["total_tokens"] += 1
+        self.wfile.write(b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n")
 
     def do_POST(self) -> None:
         server = self.server
@@ -90,9 +116,16 @@ class Handler(BaseHTTPRequestHandler):
             assert isinstance(prompt, str) and body["model"] == "demo"
             assert isinstance(body.get("temperature", 0), (int, float))
             limit = body.get("max_tokens", 16)
-            assert isinstance(limit, int) and limit > 0 and len(prompt.split()) + limit <= 9472
+            assert isinstance(limit, int) and limit > 0
+            most = server.limit + 1 if server.fault == "takes_one_more" else server.limit
+            if len(prompt.split()) + limit > most:
+                told = f"the maximum context length is {server.limit}"
+                self._send(400, {"error": {"message": told}})
+                return
         except (ValueError, KeyError, AssertionError, IndexError, TypeError):
-            self._send(400, {"error": {"message": "bad request"}})
+            if server.fault == "dies_of_bad_input":
+                server.fault = "garbage"
+            self._send(500 if server.fault == "bad_is_5xx" else 400, {"error": {"message": "bad request"}})
             return
         server.asked += 1
         if server.fault == "drop_2" and server.asked % 50 == 0:
@@ -120,14 +153,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
             self.end_headers()
-            pieces = ["".join(words)] if server.fault == "one_chunk" else words
-            for piece in [] if server.fault == "no_chunks" else pieces:
-                choice = {"index": 0, "delta": {"content": piece}} if chat else {"index": 0, "text": piece}
-                self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
-                self.wfile.flush()
-                time.sleep(0.02)
-            self.wfile.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
             self.close_connection = True
+            with server.lock:
+                server.running += 1
+            try:
+                self._stream(words, usage, chat)
+            except OSError:  # the client is gone
+                if server.fault == "keeps_aborted":
+                    time.sleep(30)
+            finally:
+                with server.lock:
+                    server.running -= 1
             return
         choice = {"index": 0, "finish_reason": finish}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": "".join(words)}

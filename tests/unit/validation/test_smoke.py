@@ -1,7 +1,8 @@
-"""Smoke against a small server in this process: what is healthy passes, each fault is named, evidence decides."""
+"""Smoke against a small server with faults switched on by name, and against evidence files of the adapter's writer."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -9,32 +10,115 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer
-from megamoe.smoke.run import run_smoke
+from megamoe.smoke import abort, run
+from megamoe.smoke.identity import pinned_commits
+from megamoe.smoke.run import Ask, run_smoke
 from megamoe.status.read import judge_evidence, read_status
 from megamoe_atom.problem import Exit, Problem
 from megamoe_atom.status import RankStatus, StatusWriter
 
 
-def smoke(server: FakeServer, status_dir: str | None = None, limit: int | None = 9472) -> Any:
-    return run_smoke(server.url, status_dir, None, None, limit, 512, 10.0, None)
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abort, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(run, "EVIDENCE_PATIENCE_S", 1.0)
+
+
+def smoke(server: FakeServer, status_dir: str | None = None, limit: int | None = 9472, **more: Any) -> Any:
+    more = {"max_batched": 512, "timeout_s": 10.0, **more}
+    return run_smoke(Ask(server.url, status_dir, max_model_len=limit, **more))
+
+
+def states(outcome: Any) -> dict[str, str]:
+    return {c["name"]: c["status"] for c in outcome.data["checks"]}
+
+
+def detail(outcome: Any, check: str) -> str:
+    return str(next(c["detail"] for c in outcome.data["checks"] if c["name"] == check))
 
 
 def test_a_healthy_server_passes_but_without_evidence_the_fused_path_is_not_called_active() -> None:
     outcome = smoke(FakeServer())
     assert (outcome.status, outcome.exit_code) == ("warn", Exit.PASS)
-    assert outcome.data["fused_path_active"] is False and {c["status"] for c in outcome.data["checks"]} == {
-        "pass",
-        "not_run",
+    assert outcome.data["fused_path_active"] is False and "not proven" in outcome.summary
+    assert {name for name, state in states(outcome).items() if state == "not_run"} == {
+        "fused path",
+        "labels and versions",
     }
+    assert set(states(outcome).values()) == {"pass", "not_run"}
 
 
 @pytest.mark.parametrize(
-    ("fault", "check"), [("garbage", "known answer"), ("no_chunks", "streaming"), ("one_chunk", "streaming")]
+    ("fault", "check"),
+    [
+        ("garbage", "known answer"),
+        ("no_chunks", "streaming"),
+        ("one_chunk", "streaming"),
+        ("buffering_proxy", "streaming"),
+        ("wrong_stream_usage", "streaming"),
+        ("mixed_up", "concurrency"),
+        ("takes_one_more", "token limit"),
+        ("bad_is_5xx", "bad input"),
+        ("dies_of_bad_input", "bad input"),
+        ("keeps_aborted", "abort frees its slot"),
+    ],
 )
 def test_a_fault_fails_the_check_that_is_about_it(fault: str, check: str) -> None:
     outcome = smoke(FakeServer(fault=fault))
     assert outcome.exit_code == Exit.CHECK_FAILED
-    assert check in [c["name"] for c in outcome.data["checks"] if c["status"] == "fail"]
+    assert states(outcome)[check] == "fail"
+
+
+@pytest.mark.parametrize(("fault", "check"), [("no_stream_usage", "streaming"), ("no_gauge", "abort frees its slot")])
+def test_what_a_server_does_not_tell_is_a_warning_and_no_pass(fault: str, check: str) -> None:
+    assert states(smoke(FakeServer(fault=fault)))[check] == "warn"
+
+
+def test_every_bucket_is_asked_once_and_the_limit_from_both_sides() -> None:
+    outcome = smoke(FakeServer(), limit=9472)
+    assert detail(outcome, "token buckets") == "10 buckets, prompts of 1 to 512 tokens answered"
+    assert "9472 tokens in all taken, 9473 refused" in detail(outcome, "token limit")
+    assert "more than one step takes" in detail(outcome, "token limit")
+
+
+def test_the_limit_is_read_from_the_refusal_where_the_model_list_does_not_tell_it() -> None:
+    outcome = smoke(FakeServer(), limit=None)
+    assert states(outcome)["token limit"] == "pass" and "9472 tokens" in detail(outcome, "token limit")
+
+
+def test_buckets_that_do_not_fit_the_context_are_named_and_not_counted() -> None:
+    server = FakeServer()
+    server.limit = 200
+    outcome = smoke(server, limit=200)
+    assert "8 buckets, prompts of 1 to 128" in detail(outcome, "token buckets")
+    assert "256, 512 do not fit" in detail(outcome, "token buckets")
+
+
+def test_a_server_that_stops_answering_ends_the_smoke_instead_of_costing_a_timeout_per_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FakeServer()
+    begun = time.monotonic()
+
+    def die(target: Any) -> tuple[str, str]:
+        server.stop()
+        return "pass", "it is gone now"
+
+    monkeypatch.setattr(run, "CHECKS", (("known answer", die), *run.CHECKS[1:]))
+    outcome = smoke(server)
+    assert outcome.exit_code == Exit.CHECK_FAILED and time.monotonic() - begun < 20
+    assert list(states(outcome).values()).count("not_run") >= 7
+
+
+def test_a_restart_within_the_smoke_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+
+    def restart(target: Any) -> tuple[str, str]:
+        server.started += 100
+        return "pass", ""
+
+    monkeypatch.setattr(run, "CHECKS", (("known answer", restart),))
+    assert states(smoke(server))["same server"] == "fail"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +132,7 @@ def test_what_is_no_openai_server_is_one_clear_error(fault: str, code: str, exit
 
 def test_a_model_that_is_not_listed_is_named() -> None:
     with pytest.raises(Problem) as caught:
-        run_smoke(FakeServer(fault="foreign").url, None, None, "demo", None, 512, 5.0, None)
+        smoke(FakeServer(fault="foreign"), model="demo")
     assert caught.value.code == "wrong_model" and "someone-else" in str(caught.value)
 
 
@@ -57,11 +141,44 @@ def test_no_server_and_no_tls_are_told_apart(scheme: str, code: str) -> None:
     server = FakeServer()
     url = server.url if scheme == "http" else server.url.replace("http", "https")
     if scheme == "http":
-        server.shutdown()
-        server.server_close()
+        server.stop()
     with pytest.raises(Problem) as caught:
-        run_smoke(url, None, None, None, None, 512, 5.0, None)
+        run_smoke(Ask(url))
     assert (caught.value.code, caught.value.exit_code) == (code, Exit.UNREACHABLE)
+
+
+DIGEST = "sha256:" + "1" * 64
+
+
+def inspection(path: Path, digest: str = DIGEST, **labels: str) -> str:
+    named = {"io.megamoe.atom.commit": pinned_commits()["atom"], "io.megamoe.flydsl.commit": pinned_commits()["flydsl"]}
+    named |= {"io.megamoe." + key.replace("_", "."): value for key, value in labels.items()}
+    path.write_text(json.dumps([{"Image": digest, "Config": {"Labels": {k: v for k, v in named.items() if v}}}]))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "state", "word"),
+    [
+        pytest.param({}, "pass", "labels read", id="as pinned"),
+        pytest.param({"atom_commit": "f" * 40}, "warn", "ffffffffffff", id="another commit"),
+        pytest.param({"atom_commit": ""}, "fail", "no image of this recipe", id="no label"),
+    ],
+)
+def test_the_labels_of_the_container_are_judged(tmp_path: Path, labels: dict[str, str], state: str, word: str) -> None:
+    outcome = smoke(FakeServer(), inspect=inspection(tmp_path / "i.json", **labels))
+    assert states(outcome)["labels and versions"] == state and word in detail(outcome, "labels and versions")
+
+
+def test_a_container_of_another_image_than_planned_fails(tmp_path: Path) -> None:
+    plan = tmp_path / "deploy.yml"
+    base = (Path(__file__).resolve().parents[2] / "cases/base.yml").read_text()
+    plan.write_text(base)
+    assert DIGEST in base
+    good = smoke(FakeServer(), inspect=inspection(tmp_path / "i.json"), deploy=str(plan))
+    bad = smoke(FakeServer(), inspect=inspection(tmp_path / "i.json", "sha256:" + "3" * 64), deploy=str(plan))
+    assert states(good)["labels and versions"] == "pass" and states(bad)["labels and versions"] == "fail"
+    assert "3333" in detail(bad, "labels and versions") and "1111" in detail(bad, "labels and versions")
 
 
 def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "passed", only: int | None = None) -> None:
@@ -80,6 +197,7 @@ def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path) -> 
     threading.Timer(0.3, lambda: evidence(tmp_path, 20)).start()
     outcome = smoke(FakeServer(), str(tmp_path))
     assert outcome.data["fused_path_active"] is True and outcome.status == "pass"
+    assert "all 2 ranks and 2 layers" in detail(outcome, "fused path")
 
 
 @pytest.mark.parametrize(
@@ -96,10 +214,59 @@ def test_incomplete_evidence_is_no_evidence(
     evidence(tmp_path, 10, **({"only": change["only"]} if "only" in change else {}))
     after = {"launches": 20, **change}
     threading.Timer(0.3, lambda: evidence(tmp_path, **after)).start()
-    began = time.monotonic()
     outcome = smoke(FakeServer(), str(tmp_path))
     assert outcome.exit_code == Exit.NO_EVIDENCE and outcome.data["fused_path_active"] is False
-    assert time.monotonic() - began < 30
+
+
+def test_a_layer_that_ran_before_but_not_during_the_smoke_is_named(tmp_path: Path) -> None:
+    evidence(tmp_path, 10)
+
+    def one_layer_only() -> None:
+        for rank in range(2):
+            ranks = read_status(str(tmp_path), None)
+            status = ranks[rank]
+            StatusWriter(tmp_path, status, interval_s=0).forward("layers.0", 7)
+
+    threading.Timer(0.3, one_layer_only).start()
+    outcome = smoke(FakeServer(), str(tmp_path))
+    assert outcome.exit_code == Exit.NO_EVIDENCE
+    assert "rank 0: 1 layers were not run during the smoke: layers.1" in detail(outcome, "fused path")
+
+
+@pytest.mark.parametrize("content", [None, "{broken"])
+def test_evidence_that_cannot_be_read_is_no_evidence_and_hides_no_other_check(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "rank-0.json").write_text(content)
+    outcome = smoke(FakeServer(), str(tmp_path))
+    assert outcome.exit_code == Exit.NO_EVIDENCE and states(outcome)["known answer"] == "pass"
+
+
+def test_ranks_that_run_different_versions_fail(tmp_path: Path) -> None:
+    evidence(tmp_path, 3)
+    body = json.loads((tmp_path / "rank-1.json").read_text())
+    (tmp_path / "rank-1.json").write_text(json.dumps({**body, "versions": {"adapter": "9"}}))
+    outcome = smoke(FakeServer(), str(tmp_path))
+    assert outcome.exit_code == Exit.CHECK_FAILED and states(outcome)["labels and versions"] == "fail"
+
+
+def test_launch_counters_that_stop_prove_freed_slots_where_there_is_no_gauge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abort, "PATIENCE_S", 8.0)
+    evidence(tmp_path, 10)
+    threading.Timer(0.3, lambda: evidence(tmp_path, 20)).start()
+    outcome = smoke(FakeServer(fault="no_gauge"), str(tmp_path))
+    assert "launch counters then stand still" in detail(outcome, "abort frees its slot")
+
+
+def test_a_self_test_that_the_servers_own_environment_switched_off_is_said_and_proves_nothing(tmp_path: Path) -> None:
+    evidence(tmp_path, 10, selftest="off")
+    threading.Timer(0.3, lambda: evidence(tmp_path, 20, selftest="off")).start()
+    outcome = smoke(FakeServer(), str(tmp_path), selftest_off=True)
+    assert outcome.exit_code == Exit.PASS and outcome.data["fused_path_active"] is False
+    assert states(outcome)["fused path"] == "not_run"
 
 
 def test_the_status_verb_and_smoke_judge_one_form_of_evidence(tmp_path: Path) -> None:
