@@ -9,6 +9,8 @@ from typing import Any
 from megamoe.diagnose.lines import time_of
 from megamoe.diagnose.scan import Scan
 
+SILENCE_S = 300  # seconds without a line; loading from a network can be as quiet, but keeps the GPUs idle
+
 
 @dataclass(frozen=True, slots=True)
 class Clue:
@@ -27,6 +29,21 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value)
+
+
+def utilisation(facts: Mapping[str, Any]) -> dict[str, float]:
+    """gpus[].util per GPU id, in percent; only what is a number."""
+    rows = facts.get("gpus")
+    return {str(row.get("id", place))[:20]: value for place, row in enumerate(rows if isinstance(rows, list) else [])
+            if isinstance(row, dict) and (value := number(row.get("util"))) is not None}
+
+
+def idle_gpus(facts: Mapping[str, Any]) -> list[str]:
+    """GPUs without work while most others are fully busy: ranks that spin in a barrier keep theirs at 100 %."""
+    load = utilisation(facts)
+    idle = [gpu for gpu, value in load.items() if value < 10]
+    busy = sum(value >= 90 for value in load.values())
+    return idle if idle and busy > len(idle) else []
 
 
 def is_garbage(text: str) -> str:
@@ -79,6 +96,10 @@ def fact_clues(facts: Mapping[str, Any], scan: Scan) -> list[Clue]:
                 and time < scan.first_time - 60):
             out.append(Clue("READINESS_WRONG_SERVER", f"whoever holds port {port[:8]} started "
                             f"{scan.first_time - time:.0f} s before this log begins{held}"))
+    load, quiet = utilisation(facts), number(facts.get("log_idle_s"))
+    if load and min(load.values()) >= 95 and quiet is not None and quiet >= SILENCE_S and not scan.counts["READY"]:
+        out.append(Clue("HANG", f"all {len(load)} GPUs are at 100 % and the log has not grown for {quiet:g} s before "
+                        "the server became ready: the ranks spin in a barrier, nothing is being loaded"))
     text, status = probe.get("text"), number(probe.get("status"))
     if status is not None and status != 200:
         out.append(Clue("READINESS_FAILING", f"a completion was answered with status {status:g}"))

@@ -6,16 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from megamoe_atom.limits import V4_PRO, megamoe_heap_bytes
 from megamoe_atom.problem import Exit
 
+from megamoe.diagnose.capacity import kv_findings
 from megamoe.diagnose.catalogue import Advice, advice
-from megamoe.diagnose.facts import Clue, fact_clues, number, section
+from megamoe.diagnose.facts import Clue, fact_clues, idle_gpus, number, section, utilisation
 from megamoe.diagnose.scan import Event, Scan
 from megamoe.envelope import Finding, Outcome
 from megamoe.text_input import display_name
 
-# ROCm/FlyDSL MegaMoE v1 and ATOM's mori op at DeepSeek-V4-Pro, 8192 tokens (flydsl.md 0.5): 6.08 GiB of heap.
-HEAP_NEED_BYTES = int(6.083 * (1 << 30))
+HEAP_NEED_BYTES = megamoe_heap_bytes(V4_PRO)  # the largest validated geometry: DeepSeek-V4-Pro, 8192 tokens per rank
 ABSURD_FACTOR = 3  # a single request above this multiple of the whole need is a wrong geometry (field_bugs 34)
 LOCK_REPEATS, LOCK_SECONDS = 5, 300.0
 NEAR_LINES = 200  # a specific fault this close after a generic exception of the same rank belongs to the same stack
@@ -23,9 +24,13 @@ NEAR_LINES = 200  # a specific fault this close after a generic exception of the
 _REQUEST = re.compile(r"(?:request\w*|allocat\w*|ask\w*|need\w*|size|for|of)\D{0,16}?([0-9][0-9,_]*(?:\.\d+)?)\s*"
                       r"(bytes|[KMGT]i?B|[KMGT]|B)?\b", re.I)
 _UNIT = {"": 1, "b": 1, "bytes": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+CACHE_FRAMES = 60  # lines between a stack frame in a compile cache and the exception that ends that stack
+CONSEQUENCES = ("PEER_GONE", "CLIENT_RETRYING")  # they say that somebody else ended, so any other victim says more
 TOGETHER = ("HANG", "COLLECTIVE_AUTOTUNE", "RANK_DIVERGENCE", "AITER_LOCK", "IOMMU_NOT_PT")  # of all ranks alike
 
 _EXCEPTION_TAIL = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b.*$")
+_DIED_RANK = re.compile(r"\(rank[ _]?(\d{1,4})\)|\brank[ _]?(\d{1,4}) (?:died|crashed|has died|is dead)", re.I)
+_STATUS = re.compile(r"\b(5\d\d)\b(?!.*\b5\d\d\b)")
 _CHOICE = re.compile(r"(?:instance|capacity|bucket|mtpr)\S{0,3}[ =:]+(\d+)", re.I)
 
 
@@ -108,6 +113,10 @@ class Judge:
                     0 < c.line - first.line <= NEAR_LINES]
             if near:
                 return self.refined(near[0])
+            frames = [f for f in self.of("STACK_IN_CACHE") if f.file == first.file and
+                      0 < first.line - f.line <= CACHE_FRAMES]
+            if frames and re.search(r"\b(?:Name|Attribute|Type|Import|Key)Error\b", first.text):
+                return Verdict("STALE_COMPILE_CACHE", first)
             others = [v for v in self.kind("victim") if self.before(first, v) and v.rank != first.rank]
             return Verdict("RANK_DIED_FIRST" if others else "UNCAUGHT_EXCEPTION", first)
         return self.refined(first)
@@ -187,29 +196,62 @@ class Judge:
                 return Verdict("AITER_LOCK", locks[0])
         victims = self.kind("victim")
         if victims:
-            first = victims[0]
-            assert first.rule is not None
-            if first.rule.id == "HANG":
-                if self.of("IOMMU_NOT_PT"):
-                    return Verdict("IOMMU_NOT_PT", self.of("IOMMU_NOT_PT")[0])
-                if self.of("STACK_IN_COLLECTIVE"):
-                    return Verdict("COLLECTIVE_AUTOTUNE", self.of("STACK_IN_COLLECTIVE")[0])
-                choices = {e.rank: (m[1], e) for e in self.of("RANK_CHOICE")
-                           if self.before(e, first) and (m := _CHOICE.search(e.text)) and e.rank is not None}
-                if len({c for c, _ in choices.values()}) > 1:
-                    shown = ", ".join(f"rank {r}: {c}" for r, (c, _) in sorted(choices.items())[:8])
-                    return Verdict("RANK_DIVERGENCE", min((e for _, e in choices.values()), key=lambda e: e.order),
-                                   f"{advice()['RANK_DIVERGENCE'].what}: {shown}")
-            return Verdict(first.rule.id, first)
-        failing = self.of("REQUESTS_FAILING")
+            return self.first_victim(victims)
+        failing = [e for e in self.of("REQUESTS_FAILING") if not self.still_starting(e)]
         if failing:
             ok = sum(1 for e in self.ready if "completions" in e.text)
             last_ok = self.scan.last.get("READY")
             still = last_ok is None or "completions" not in last_ok.text or last_ok.line < self.scan.last[
                 "REQUESTS_FAILING"].line
-            if still and (self.scan.counts["REQUESTS_FAILING"] > 1 or not ok):
+            if still and (len(failing) > 1 or not ok):
                 return Verdict("REQUESTS_FAILING", failing[0])
         return None
+
+    def still_starting(self, event: Event) -> bool:
+        """503 before the server was ever ready: it says itself that it is still starting (field_bugs 108)."""
+        status = _STATUS.search(event.text)
+        return status is not None and status[1] == "503" and not any(self.before(r, event) for r in self.ready)
+
+    def first_victim(self, victims: list[Event]) -> Verdict:
+        """No exception is in the logs: what the first end, or the first silence, says."""
+        first = next((v for v in victims if v.rule and v.rule.id not in CONSEQUENCES), victims[0])
+        assert first.rule is not None
+        if first.rule.id == "HANG":
+            return self.hang(first)
+        if first.rule.id == "PROCESS_DIED":
+            policy = [e for e in self.of("MEMPOLICY_BLOCKED") if self.before(e, first)]
+            if policy and not self.ready:
+                return Verdict("MEMPOLICY_BLOCKED", policy[-1], "numactl could not bind memory, so the engine that it "
+                               "wraps never ran")
+            named = _DIED_RANK.search(first.text)
+            rank = int(named[1] or named[2]) if named else first.rank
+            waiting = {v.rank for v in victims if self.before(first, v) and v.rule and v.rank not in (None, rank)
+                       and v.rule.id in ("HANG", *CONSEQUENCES)}
+            if rank is not None and waiting:
+                return Verdict("RANK_DIED_FIRST", first, f"rank {rank} ended first, without an exception in these "
+                               "logs; the others are victims",
+                               f"give rank {rank}'s own log and the host's `dmesg -T` to `megamoe diagnose` too")
+        return Verdict(first.rule.id, first)
+
+    def hang(self, first: Event) -> Verdict:
+        if self.of("IOMMU_NOT_PT"):
+            return Verdict("IOMMU_NOT_PT", self.of("IOMMU_NOT_PT")[0], "the ranks hang, and the kernel line lacks "
+                           "iommu=pt")
+        if self.of("STACK_IN_COLLECTIVE"):
+            return Verdict("COLLECTIVE_AUTOTUNE", self.of("STACK_IN_COLLECTIVE")[0])
+        choices = {e.rank: (m[1], e) for e in self.of("RANK_CHOICE")
+                   if self.before(e, first) and (m := _CHOICE.search(e.text)) and e.rank is not None}
+        if len({c for c, _ in choices.values()}) > 1:
+            shown = ", ".join(f"rank {r}: {c}" for r, (c, _) in sorted(choices.items())[:8])
+            return Verdict("RANK_DIVERGENCE", min((e for _, e in choices.values()), key=lambda e: e.order),
+                           f"{advice()['RANK_DIVERGENCE'].what}: {shown}")
+        if idle := idle_gpus(self.facts):
+            return Verdict("HANG", first, f"{advice()['HANG'].what}; GPU {', '.join(idle)} is idle while the others "
+                           "are busy: its rank stopped first, so read that rank's own log")
+        return Verdict("HANG", first)
+
+    def capacity(self) -> list[Finding]:
+        return kv_findings(self.of("KV_CAPACITY"))
 
     def risk(self) -> Verdict | None:
         risks = self.kind("risk")
@@ -221,6 +263,9 @@ class Judge:
 
     def verdict(self) -> Verdict | None:
         found = self.first_cause() or self.without_cause()
+        starved = next((f for f in self.capacity() if f.severity == "error"), None)
+        if found is None and starved is not None:
+            found = Verdict("KV_STARVED", self.of("KV_CAPACITY")[-1], starved.what)
         if found is None and (clue := self.clue()) is not None:
             return Verdict(clue.id, None, clue.what)
         return found or self.risk()
@@ -286,12 +331,23 @@ def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
         if event.rule.id not in {f.code for f in findings}:
             findings.append(Finding(event.rule.id, "warn", event.rule.what, event.rule.why, event.rule.fix,
                                     file=display_name(event.file), line=event.line, quote=event.text[:400]))
+    findings += work.capacity()
     for event in work.events:
+        if event.rule and event.rule.kind == "cause" and event.rule.id not in {f.code for f in findings}:
+            findings.append(Finding(event.rule.id, "warn", f"{event.rule.what}; the server got over it",
+                                    "it went on to serve, so this is not what stops it", event.rule.fix,
+                                    file=display_name(event.file), line=event.line, quote=event.text[:400]))
         if event.rule is None and work.recovered(event) and "EXCEPTION_SURVIVED" not in {f.code for f in findings}:
             findings.append(Finding("EXCEPTION_SURVIVED", "warn", "an exception that the server got over",
                                     "it went on to serve, so this is not what stops it", "read the stack above it",
                                     file=display_name(event.file), line=event.line, quote=event.text[:400]))
     if not work.ready:
+        load = utilisation(work.facts)
+        if load and min(load.values()) >= 95:
+            findings.append(Finding("GPUS_BUSY_NOT_READY", "warn", f"all {len(load)} GPUs are at 100 % and the server "
+                                    "is not ready", "ranks that wait for each other in a barrier look like this; "
+                                    "loading does not keep GPUs busy", "look again in five minutes: when the log has "
+                                    "not grown it is a hang (give log_idle_s in --facts)"))
         findings.append(Finding("READY_NOT_SEEN", "info", "no line says that the server became ready",
                                 "the log may be cut, or the start is not over", "wait, or give the whole log"))
     status = "warn" if any(f.severity == "warn" for f in findings) else "pass"

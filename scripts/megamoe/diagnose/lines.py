@@ -27,7 +27,7 @@ _RANK = re.compile(
     r"|R(\d{1,3})(?=[\]:|>]))", re.I)
 _FILE_RANK = re.compile(r"(?:rank|dp|ep|worker)[_.-]?(\d{1,3})(?!\d)", re.I)
 _PREFIX = re.compile(
-    r"^(?:\s*(?:\[[^\]]{0,80}\]|\([^)]{0,80}\)|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
+    r"^(?:\s*(?:\[[^\]]{0,80}\]:?|\([^)]{0,80}\)|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
     r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|std(?:out|err) [FP]\b|[\w.-]{1,40} +\|"
     r"|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
 
