@@ -1,0 +1,43 @@
+"""The rehearsal's HTML page says what the envelope says, and nothing in it can break the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megamoe.rehearse.page import to_html
+
+
+def envelope(**data: Any) -> dict[str, Any]:
+    phases = [
+        {"name": "reference image", "status": "pass", "seconds": 30.0, "note": ""},
+        {"name": "roll out with site.yml", "status": "fail", "seconds": 70.0, "note": "changed 3 on 2 hosts"},
+    ]
+    return {
+        "status": "fail",
+        "summary": "the roll-out stopped",
+        "findings": [{"code": "below_floor", "severity": "error", "what": "0.02 < 0.60", "why": "w", "fix": "f"}],
+        "data": {"phases": phases, "nodes": 2, "fault": "none", **data},
+    }
+
+
+def test_the_first_cause_the_verdicts_and_the_time_of_each_play_are_on_the_page() -> None:
+    page = to_html(
+        envelope(
+            verdicts=[{"host": "node1", "check": "gate", "verdict": "FAIL: 1 of 64"}],
+            plays=[{"name": "Roll out to the canary", "seconds": 35.0}],
+            hosts={"node1": {"changed": 3, "failures": 1}},
+            serving=["node2"],
+        )
+    )
+    for words in ("First cause", "0.02 &lt; 0.60", "FAIL: 1 of 64", "Roll out to the canary", "width:35.0%", "100 s"):
+        assert words in page
+
+
+def test_text_from_a_server_cannot_become_markup() -> None:
+    body = envelope(verdicts=[{"host": "<script>x</script>", "check": "gate", "verdict": "&"}])
+    assert "<script>" not in to_html(body)
+
+
+def test_a_run_that_stopped_before_its_first_phase_still_has_a_page() -> None:
+    page = to_html({"status": "error", "summary": "no engine", "findings": [], "data": {"phases": []}})
+    assert "no engine" in page and "(0 s)" in page
