@@ -57,6 +57,10 @@ def pinned_commits() -> dict[str, str]:
     return {name: entry["commit"] for name, entry in git.items()}
 
 
+def _short(version: str) -> str:
+    return version[:12] if re.fullmatch(r"[0-9a-f]{40}", version) else version
+
+
 def judge_identity(
     evidence: list[RankStatus], inspection: dict[str, Any] | None, planned_image: str | None, lock: Path
 ) -> tuple[str, str, dict[str, Any]]:
@@ -94,7 +98,7 @@ def judge_identity(
         built = facts["versions"].get("flydsl_commit")
         if built is not None and built != pins["flydsl"]:
             unlike.append(f"the kernels are of FlyDSL {built[:12]}, this CLI pins {pins['flydsl'][:12]}")
-        seen.append(f"{len(evidence)} ranks run " + ", ".join(f"{k} {v[:12]}" for k, v in facts["versions"].items()))
+        seen.append(f"{len(evidence)} ranks run " + ", ".join(f"{k} {_short(v)}" for k, v in facts["versions"].items()))
     if lock.exists():
         from megamoe.version import identity
 
@@ -105,7 +109,7 @@ def judge_identity(
             for name, commit in facts["stack"].items()
             if name in pins and commit != pins[name]
         ]
-        seen.append("the image's stack lock is of " + ", ".join(f"{k} {v[:12]}" for k, v in facts["stack"].items()))
+        seen.append("the image's stack lock is of " + ", ".join(f"{k} {_short(v)}" for k, v in facts["stack"].items()))
     if against:
         return "fail", "; ".join(against), facts
     if unlike:

@@ -143,11 +143,16 @@ class Handler(BaseHTTPRequestHandler):
             text = ""
         words = re.findall(r"\s*\S+", text)[:limit]
         finish = "stop"
-        usage = {
-            "prompt_tokens": len(prompt.split()),
+        count = len(prompt.split())
+        if server.fault == "two_token_word":
+            count += prompt.split().count("people")
+        usage: dict[str, Any] = {
+            "prompt_tokens": count,
             "completion_tokens": len(words),
-            "total_tokens": len(prompt.split()) + len(words),
+            "total_tokens": count + len(words),
         }
+        if server.fault == "cached":
+            usage["prompt_tokens_details"] = {"cached_tokens": count // 2}
         if body.get("stream"):
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")

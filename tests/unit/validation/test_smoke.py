@@ -81,6 +81,16 @@ def test_every_bucket_is_asked_once_and_the_limit_from_both_sides() -> None:
     assert "more than one step takes" in detail(outcome, "token limit")
 
 
+def test_words_of_two_tokens_are_corrected_by_the_servers_own_count() -> None:
+    outcome = smoke(FakeServer(fault="two_token_word"))
+    assert states(outcome)["token buckets"] == "pass" and "1 to 512 tokens" in detail(outcome, "token buckets")
+
+
+def test_prompts_that_a_cache_answered_ran_no_kernel() -> None:
+    outcome = smoke(FakeServer(fault="cached"))
+    assert states(outcome)["token buckets"] == "warn" and "prefix cache" in detail(outcome, "token buckets")
+
+
 def test_the_limit_is_read_from_the_refusal_where_the_model_list_does_not_tell_it() -> None:
     outcome = smoke(FakeServer(), limit=None)
     assert states(outcome)["token limit"] == "pass" and "9472 tokens" in detail(outcome, "token limit")
