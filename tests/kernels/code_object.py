@@ -1,0 +1,115 @@
+"""gfx950 code objects of a few instructions, made from words: an ELF file as small as the metadata allows.
+
+WORDS is our assembler: text as LLVM writes it to the words it encodes, checked against llvm-mc where that is installed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+WORDS: dict[str, tuple[int, ...]] = {
+    "buffer_load_dwordx4 v1, s[4:7], 0 offen lds": (0xE05D1000, 0x80010001),
+    "buffer_load_dwordx4 v[4:7], v1, s[4:7], 0 offen": (0xE05C1000, 0x80010401),
+    "buffer_load_dword v1, off, s[4:7], 0": (0xE0500000, 0x80010100),
+    "buffer_store_dword v2, off, s[12:15], 0": (0xE0700000, 0x80030200),
+    "buffer_store_dword v3, v4, s[8:11], 0 offen": (0xE0701000, 0x80020304),
+    "buffer_wbl2 sc1": (0xE0A08000, 0x00000000),
+    "global_atomic_add v[6:7], v2, off sc1": (0xDF088000, 0x007F0206),
+    "global_load_dword v2, v[10:11], off sc0 sc1": (0xDE518000, 0x027F000A),
+    "s_and_saveexec_b64 s[4:5], vcc": (0xBE84206A,),
+    "s_xor_b64 s[8:9], exec, s[4:5]": (0x8888047E,),
+    "s_andn2_saveexec_b64 s[8:9], s[8:9]": (0xBE882308,),
+    "s_or_b64 exec, exec, s[8:9]": (0x87FE087E,),
+    "s_waitcnt vmcnt(0)": (0xBF8C0F70,),
+    "s_waitcnt vmcnt(1)": (0xBF8C0F71,),
+    "s_waitcnt vmcnt(20)": (0xBF8C4F74,),
+    "s_waitcnt lgkmcnt(0)": (0xBF8CC07F,),
+    "s_barrier": (0xBF8A0000,),
+    "s_endpgm": (0xBF810000,),
+    "v_mov_b32_e32 v2, 0": (0x7E040280,),
+}
+_BRANCHES = {"s_branch": 0xBF820000, "s_cbranch_scc1": 0xBF850000, "s_cbranch_execz": 0xBF880000,
+             "s_cbranch_execnz": 0xBF890000}  # fmt: skip
+
+
+def assemble(text: str) -> bytes:
+    """Machine code of lines of WORDS; `name:` marks a place, and a branch names one."""
+    words: list[int] = []
+    places: dict[str, int] = {}
+    jumps: list[tuple[int, str]] = []
+    for line in (raw.split("#")[0].strip() for raw in text.strip().splitlines()):
+        if line.endswith(":"):
+            places[line[:-1]] = len(words)
+        elif line.split(" ")[0] in _BRANCHES:
+            op, target = line.split()
+            jumps.append((len(words), target))
+            words.append(_BRANCHES[op])
+        elif line:
+            words += WORDS[line]
+    for at, target in jumps:
+        words[at] |= (places[target] - at - 1) & 0xFFFF
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+def _pack(value: Any) -> bytes:
+    """MessagePack, as far as the metadata needs it."""
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        return bytes([value]) if value < 128 else b"\xce" + struct.pack(">I", value)
+    if isinstance(value, str):
+        return b"\xda" + struct.pack(">H", len(value)) + value.encode()
+    if isinstance(value, list):
+        return b"\xdc" + struct.pack(">H", len(value)) + b"".join(_pack(v) for v in value)
+    return b"\xde" + struct.pack(">H", len(value)) + b"".join(_pack(k) + _pack(v) for k, v in value.items())
+
+
+def code_object(
+    text: str,
+    *,
+    name: str = "kernel",
+    vgprs: int = 16,
+    lds: int = 0,
+    scratch: int = 0,
+    threads: int = 256,
+    machine: int = 0x4F,
+    abi_version: int = 4,
+    undefined: str = "",
+    extra: dict[str, Any] | None = None,
+) -> bytes:
+    """An ELF code object with one kernel of the given instructions."""
+    code = assemble(text)
+    kernel = {
+        ".name": name, ".symbol": f"{name}.kd", ".kernarg_segment_size": 0, ".kernarg_segment_align": 8,
+        ".group_segment_fixed_size": lds, ".private_segment_fixed_size": scratch, ".sgpr_count": 32,
+        ".sgpr_spill_count": 0, ".vgpr_count": vgprs, ".vgpr_spill_count": 0, ".agpr_count": 0,
+        ".max_flat_workgroup_size": threads, ".wavefront_size": 64, ".uses_dynamic_stack": False, ".args": [],
+    } | (extra or {})  # fmt: skip
+    metadata = _pack({"amdhsa.kernels": [kernel], "amdhsa.target": "amdgcn-amd-amdhsa--gfx950"})
+    note = struct.pack("<III", 7, len(metadata), 32) + b"AMDGPU\0\0" + metadata + b"\0" * (-len(metadata) % 4)
+    text_at, descriptor_at = 0x1000, 0x800
+    descriptor = struct.pack("<IIIIq", lds, scratch, 0, 0, text_at - descriptor_at).ljust(64, b"\0")
+    strings = b"\0"
+    symbols = b"\0" * 24
+    for symbol, section, value, size in (
+        (name, 4, text_at, len(code)), (f"{name}.kd", 3, descriptor_at, 64), *([(undefined, 0, 0, 0)] if undefined else [])
+    ):  # fmt: skip
+        symbols += struct.pack("<IBBHQQ", len(strings), 0x10 | (2 if section == 4 else 1), 0, section, value, size)
+        strings += symbol.encode() + b"\0"
+    names = b"\0.note\0.dynsym\0.rodata\0.text\0.dynstr\0.shstrtab\0"
+    rows = [  # name, type, address, content, link, entry size
+        (".note", 7, 0, note, 0, 0), (".dynsym", 11, 0, symbols, 5, 24), (".rodata", 1, descriptor_at, descriptor, 0, 0),
+        (".text", 1, text_at, code, 0, 0), (".dynstr", 3, 0, strings, 0, 0), (".shstrtab", 3, 0, names, 0, 0),
+    ]  # fmt: skip
+    body, headers = b"", b"\0" * 64
+    for section_name, kind, address, content, link, entry in rows:
+        body += b"\0" * (-(64 + len(body)) % 16)
+        headers += struct.pack("<IIQQQQIIQQ", names.index(section_name.encode() + b"\0"), kind, 6 if address else 0,
+                               address, 64 + len(body), len(content), link, 1, 16, entry)  # fmt: skip
+        body += content
+    ident = b"\x7fELF\x02\x01\x01" + bytes([64, abi_version]) + b"\0" * 7
+    body += b"\0" * (-(64 + len(body)) % 16)
+    header = ident + struct.pack("<HHIQQQIHHHHHH", 3, 224, 1, 0, 0, 64 + len(body), 0x500 | machine, 64, 0, 0, 64,
+                                 len(rows) + 1, len(rows))  # fmt: skip
+    return header + body + headers
