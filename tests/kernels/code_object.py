@@ -92,15 +92,15 @@ def code_object(
     descriptor = struct.pack("<IIIIq", lds, scratch, 0, 0, text_at - descriptor_at).ljust(64, b"\0")
     strings = b"\0"
     symbols = b"\0" * 24
-    for symbol, section, value, size in (
-        (name, 4, text_at, len(code)), (f"{name}.kd", 3, descriptor_at, 64), *([(undefined, 0, 0, 0)] if undefined else [])
-    ):  # fmt: skip
+    known = [(name, 4, text_at, len(code)), (f"{name}.kd", 3, descriptor_at, 64)]
+    for symbol, section, value, size in known + ([(undefined, 0, 0, 0)] if undefined else []):
         symbols += struct.pack("<IBBHQQ", len(strings), 0x10 | (2 if section == 4 else 1), 0, section, value, size)
         strings += symbol.encode() + b"\0"
     names = b"\0.note\0.dynsym\0.rodata\0.text\0.dynstr\0.shstrtab\0"
     rows = [  # name, type, address, content, link, entry size
-        (".note", 7, 0, note, 0, 0), (".dynsym", 11, 0, symbols, 5, 24), (".rodata", 1, descriptor_at, descriptor, 0, 0),
-        (".text", 1, text_at, code, 0, 0), (".dynstr", 3, 0, strings, 0, 0), (".shstrtab", 3, 0, names, 0, 0),
+        (".note", 7, 0, note, 0, 0), (".dynsym", 11, 0, symbols, 5, 24),
+        (".rodata", 1, descriptor_at, descriptor, 0, 0), (".text", 1, text_at, code, 0, 0),
+        (".dynstr", 3, 0, strings, 0, 0), (".shstrtab", 3, 0, names, 0, 0),
     ]  # fmt: skip
     body, headers = b"", b"\0" * 64
     for section_name, kind, address, content, link, entry in rows:

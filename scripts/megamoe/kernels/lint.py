@@ -1,7 +1,7 @@
 """`megamoe kernels lint`: static checks of compiled kernels, before one of them runs.
 
-collect finds code objects (files, folders, bundles, FlyDSL's cache), judge reads them, the verb prints. Every rule comes
-from a fault that was found in the pinned kernels by executing them; the edit that closes it stands in the finding's fix.
+collect finds code objects (files, folders, bundles, FlyDSL's cache), judge reads them, the verb prints. The rules come
+from faults that were found in the pinned kernels by executing them; a finding's fix names the edit that closes it.
 """
 
 from __future__ import annotations

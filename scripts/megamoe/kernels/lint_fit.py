@@ -2,8 +2,8 @@
 
 MegaMoE's stage-1 and combine wait inside the kernel for their other work-groups. A work-group that does not fit waits
 outside for one that will never end, so all must be resident together.
-Source: AMD "CDNA4 ISA" and LLVM's AMDGPU tables for gfx950 (512 vector registers per lane and SIMD in blocks of 8, AGPRs
-included; 160 KiB of LDS per CU in blocks of 1,280 bytes; 4 SIMDs of at most 8 waves; 16 work-groups with a barrier).
+Source: AMD "CDNA4 ISA" and LLVM's AMDGPU tables for gfx950: 512 vector registers per lane and SIMD in blocks of 8, with
+AGPRs; 160 KiB of LDS per CU in blocks of 1,280 bytes; 4 SIMDs of at most 8 waves; 16 work-groups that have a barrier.
 """
 
 from __future__ import annotations

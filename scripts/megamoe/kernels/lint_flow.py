@@ -1,9 +1,9 @@
 """What may still be under way at each point of a kernel: memory operations that no wait has covered, on any path.
 
-The hardware counts a wave's vector memory operations in one queue, in order of issue (vmcnt); `s_waitcnt vmcnt(N)` returns
-when at most the N youngest are outstanding. Here the queue of every instruction is computed over the control flow graph,
-joined where paths meet: an entry that is an LDS-DMA on one path counts as one. So nothing is missed, and a kernel that
-passes has no path on which a barrier is crossed too early. Timing, caches and the order of completion are not modelled.
+The hardware counts a wave's vector memory operations in one queue, in order of issue; `s_waitcnt vmcnt(N)` returns when
+at most the N youngest are outstanding. Here the queue before every instruction is computed over the control flow graph,
+joined where paths meet: an entry that is an LDS-DMA on one path counts as one. So a kernel that passes has no path on
+which a barrier is crossed too early, if operations complete in order. Timing and caches are not modelled.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def early_flags(flow: Flow) -> list[EarlyFlag]:
 
 
 def unwaited_stores(flow: Flow) -> list[Unwaited]:
-    """Barriers that lead to an arrival while a wave's stores may still be under way: its barrier is no wait for them."""
+    """Barriers that lead to an arrival while a wave's stores may be under way: a barrier is no wait for them."""
     steps = list(flow.steps)
     found = []
     for barrier in flow.barriers():

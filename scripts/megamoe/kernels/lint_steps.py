@@ -50,7 +50,7 @@ def step_of(i: Instruction) -> Step:
 
 
 def waits_for_others(instructions: list[Instruction]) -> bool:
-    """Whether a loop does nothing but read one word past the caches (sc0 sc1): it spins until another wave writes it."""
+    """Whether a loop only reads one word past the caches (sc0 sc1): it spins until another wave writes it."""
     position = {i.pc: n for n, i in enumerate(instructions)}
     for n, i in enumerate(instructions):
         if 0 <= i.target <= i.pc:
