@@ -15,7 +15,8 @@ Shapes (E experts of this rank, H hidden, I intermediate; all uint8):
 w13 is laid out like w2 and its scales like the scales of w2 (2-D and padded).
 
 The weight layouts keep runs of 16 bytes together, so they are moved as 16-byte words: byte by byte an H200 reaches
-15 % of a device copy's speed, in 16-byte words 90 to 100 %.
+15 % of a device copy's speed, in 16-byte words 90 to 100 %. The scale layouts mix single bytes; layout_gpu.py moves
+them in one pass where Triton works.
 
 Source: the formulas are those of FlyDSL 8acf56d, tests/kernels/utils/gemm_common_utils.py and tests/utils.py; this is
 our own code, held to them by golden hashes and, where a checkout is given, byte for byte by tests/patch.
@@ -29,6 +30,7 @@ from typing import NoReturn
 
 import torch
 
+from megamoe_atom.layout_gpu import transpose_scales
 from megamoe_atom.problem import Exit, Problem
 
 WORD_BYTES = 16
@@ -179,14 +181,13 @@ def _weights(
 
 def _bytes(
     src: torch.Tensor, out: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], *, inverse: bool
-) -> torch.Tensor:
+) -> None:
     if inverse:
         raw_order = view(out)
         raw_order.copy_(src.view(raw_order.shape))
     else:
         shuffled_order = view(src)
         out.view(shuffled_order.shape).copy_(shuffled_order)
-    return out
 
 
 # ---- w13 ---------------------------------------------------------------------------------------------------------
@@ -233,7 +234,13 @@ def shuffle_w13_scale(raw: torch.Tensor, *, gate_up: bool = True, out: torch.Ten
     _check_bytes(raw, "w13 scale", 3)
     _divides(raw.shape[1], 32, "gate and up rows", "w13 scale")
     _divides(raw.shape[2], 8, "scales per row", "w13 scale")
-    return _bytes(raw, torch.empty_like(raw) if out is None else out, _w13_scale_view, inverse=False)
+    out = torch.empty_like(raw) if out is None else out
+    rows = raw.shape[1]
+    transpose_scales(
+        raw, out, per=rows // 32, stride=rows, step=16, other=rows // 2,
+        eager=lambda src, dst: _bytes(src, dst, _w13_scale_view, inverse=False),
+    )  # fmt: skip
+    return out
 
 
 def unshuffle_w13_scale(
@@ -252,7 +259,9 @@ def unshuffle_w13_scale(
     _check_bytes(shuffled, "w13 scale", 3)
     _divides(shuffled.shape[1], 32, "gate and up rows", "w13 scale")
     _divides(shuffled.shape[2], 8, "scales per row", "w13 scale")
-    return _bytes(shuffled, torch.empty_like(shuffled), _w13_scale_view, inverse=True)
+    raw = torch.empty_like(shuffled)
+    _bytes(shuffled, raw, _w13_scale_view, inverse=True)
+    return raw
 
 
 # ---- w2 ----------------------------------------------------------------------------------------------------------
@@ -294,7 +303,12 @@ def shuffle_w2_scale(raw: torch.Tensor, *, out: torch.Tensor | None = None, name
         padded = rows.new_zeros((m, n))
         padded[: rows.shape[0], : rows.shape[1]] = rows
         rows = padded
-    return _bytes(rows, torch.empty_like(rows) if out is None else out, _rows_scale_view, inverse=False)
+    out = torch.empty_like(rows) if out is None else out
+    transpose_scales(
+        rows, out, per=m // 32, stride=0, step=32, other=16,
+        eager=lambda src, dst: _bytes(src, dst, _rows_scale_view, inverse=False),
+    )  # fmt: skip
+    return out
 
 
 def unshuffle_w2_scale(
@@ -318,7 +332,8 @@ def unshuffle_w2_scale(
         )
     flat = shuffled.reshape(m, n)
     _check_bytes(flat, name, 2)
-    raw = _bytes(flat, torch.empty_like(flat), _rows_scale_view, inverse=True)
+    raw = torch.empty_like(flat)
+    _bytes(flat, raw, _rows_scale_view, inverse=True)
     experts, rows, columns = shape
     return raw[: experts * rows, :columns].reshape(experts, rows, columns)
 
@@ -342,13 +357,21 @@ class ConvertedLayer:
     gate_up: bool
 
 
-def is_converted(t: torch.Tensor) -> bool:
-    """Whether convert_layer_tensors made this tensor object (an attribute, as upstream marks its own)."""
-    return getattr(t, _TAG, None) is not None
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Put on the four tensors of one conversion: one object for all four, so that a mixed set is noticed.
+
+    It holds no tensor. If it did, every layer would be a reference cycle, and 1.7 GB of device memory would wait for
+    Python's collector.
+    """
+
+    w13_shape: tuple[int, int, int]
+    w2_shape: tuple[int, int, int]
+    gate_up: bool
 
 
-def layout_of(t: torch.Tensor) -> ConvertedLayer | None:
-    """The converted layer that this tensor belongs to, or None for a raw tensor."""
+def mark_of(t: torch.Tensor) -> Mark | None:
+    """The mark of a converted tensor object (an attribute, as upstream marks its own), None for a raw one."""
     return getattr(t, _TAG, None)
 
 
@@ -386,12 +409,25 @@ def _check_layer(
         _divides(hidden // 32, 8, "scales per row", "w13 scale")
 
 
-def _in_place(raw: torch.Tensor, shuffle: Callable[..., torch.Tensor], chunk: int) -> torch.Tensor:
+def _weights_in_place(raw: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], chunk: int) -> torch.Tensor:
     """Shuffles [E, ...] in place, `chunk` experts at a time through one buffer of that many experts."""
     buffer = torch.empty_like(raw[: min(chunk, raw.shape[0])])
+    a, b = _same_words(raw, buffer)
+    shuffled_order = view(a)
+    target = b.view(b.shape[0], *shuffled_order.shape[1:])
     for first in range(0, raw.shape[0], chunk):
         part = raw[first : first + chunk]
-        part.copy_(shuffle(part, out=buffer[: part.shape[0]]).view(part.shape))
+        target[: len(part)].copy_(shuffled_order[first : first + chunk])
+        part.copy_(buffer[: len(part)])
+    return raw
+
+
+def _scales_in_place(raw: torch.Tensor, shuffle: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """All at once: a layer's scales of one kind are less than four experts' weights. Pads need other memory."""
+    shuffled = shuffle(raw)
+    if shuffled.numel() != raw.numel():
+        return shuffled
+    raw.view(shuffled.shape).copy_(shuffled)
     return raw
 
 
@@ -403,7 +439,7 @@ def convert_layer_tensors(
     *,
     gate_up: bool = True,
     in_place: bool = False,
-    chunk_experts: int = 4,
+    chunk_experts: int = 8,
     nan_check: bool = True,
 ) -> ConvertedLayer:
     """Raw weights of one layer and rank to what MegaMoE takes. Calling it again with its own result returns that.
@@ -413,31 +449,32 @@ def convert_layer_tensors(
     Args:
         w13, w13_scale, w2, w2_scale: raw, shapes as in the module's docstring, uint8, contiguous, one device.
         gate_up: interleaved (a8w4) or separated (a4w4) w13.
-        in_place: reuse the raw tensors' memory; the extra memory is `chunk_experts` experts of the largest tensor.
-            Scales of w2 (and separated scales of w13) whose shape needs pads are converted out of place all the same.
+        in_place: reuse the raw tensors' memory; the extra memory is `chunk_experts` experts of w13, or the scales of w13
+            if those are more. Scales whose shape needs pads are converted out of place all the same.
         chunk_experts: experts per step of the in-place mode, at least 1.
         nan_check: refuse e8m0 code 255 (reads all scales once and waits for the device).
     Raises:
         Problem: the layout_* codes. Everything is checked before the first byte moves, so a refusal leaves the
             raw tensors as they were.
     """
-    done = [layout_of(t) for t in (w13, w13_scale, w2, w2_scale)]
-    if done[0] is not None and all(d is done[0] for d in done):
-        if done[0].gate_up != gate_up:
-            _refuse(
-                "layout_twice",
-                f"the layer was converted with gate_up={done[0].gate_up}, now gate_up={gate_up}",
-                "a converted layer cannot be converted to the other form; its bytes would be scrambled",
-                "use one form per process: interleaved for a8w4, separated for a4w4",
-            )
-        return done[0]
-    if any(d is not None for d in done):
+    marks = [mark_of(t) for t in (w13, w13_scale, w2, w2_scale)]
+    mark = marks[0]
+    if any(m is not mark for m in marks):
         _refuse(
             "layout_twice",
-            "some of the four tensors are converted and some are raw",
+            "some of the four tensors are converted and some are raw, or they are of two layers",
             "converting a tensor twice scrambles it",
             "pass four raw tensors, or the four results of one conversion",
         )
+    if mark is not None:
+        if mark.gate_up != gate_up:
+            _refuse(
+                "layout_twice",
+                f"the layer was converted with gate_up={mark.gate_up}, now gate_up={gate_up}",
+                "a converted layer cannot be converted to the other form; its bytes would be scrambled",
+                "use one form per process: interleaved for a8w4, separated for a4w4",
+            )
+        return ConvertedLayer(w13, w13_scale, w2, w2_scale, mark.w13_shape, mark.w2_shape, mark.gate_up)
     if chunk_experts < 1:
         _refuse(
             "layout_chunk",
@@ -450,47 +487,34 @@ def convert_layer_tensors(
         check_scales(w13_scale, "w13 scale")
         check_scales(w2_scale, "w2 scale")
 
-    shapes = (
+    mark = Mark(
         (int(w13.shape[0]), int(w13.shape[1]), int(w13.shape[2])),
         (int(w2.shape[0]), int(w2.shape[1]), int(w2.shape[2])),
+        gate_up,
     )
 
-    def w13_move(t: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return shuffle_w13(t, gate_up=gate_up, out=out)
-
-    def rows_scale_in_place(t: torch.Tensor) -> torch.Tensor:
-        # The permutation stays inside 32 rows, so whole experts can move alone only when 256 divides their rows
-        # (then the 2-D shape needs no pad rows either) and 8 divides the columns.
-        if t.shape[1] % 256 or t.shape[2] % 8:
-            return shuffle_w2_scale(t)
-        return _in_place(t, _unpadded_rows_scale, chunk_experts)
+    def w13_scale_move(t: torch.Tensor) -> torch.Tensor:
+        return shuffle_w13_scale(t, gate_up=gate_up)
 
     if in_place:
         moved = (
-            _in_place(w13, w13_move, chunk_experts),
-            _in_place(w13_scale, shuffle_w13_scale, chunk_experts) if gate_up else rows_scale_in_place(w13_scale),
-            _in_place(w2, shuffle_w2, chunk_experts),
-            rows_scale_in_place(w2_scale),
+            _weights_in_place(w13, _w13_view if gate_up else _rows_view, chunk_experts),
+            _scales_in_place(w13_scale, w13_scale_move),
+            _weights_in_place(w2, _rows_view, chunk_experts),
+            _scales_in_place(w2_scale, shuffle_w2_scale),
         )
     else:
         moved = (
-            w13_move(w13),
-            shuffle_w13_scale(w13_scale, gate_up=gate_up),
+            shuffle_w13(w13, gate_up=gate_up),
+            w13_scale_move(w13_scale),
             shuffle_w2(w2),
             shuffle_w2_scale(w2_scale),
         )
     # detach(): a view of a Parameter is a new tensor object that can carry the mark, and wants no gradient.
     flat = [t.detach().reshape(-1) for t in moved]
-    layer = ConvertedLayer(flat[0], flat[1], flat[2], flat[3], shapes[0], shapes[1], gate_up)
     for tensor in flat:
-        setattr(tensor, _TAG, layer)
-    return layer
-
-
-def _unpadded_rows_scale(t: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    flat_out = out.view(-1, t.shape[2])
-    shuffle_w2_scale(t, out=flat_out)
-    return out
+        setattr(tensor, _TAG, mark)
+    return ConvertedLayer(flat[0], flat[1], flat[2], flat[3], mark.w13_shape, mark.w2_shape, mark.gate_up)
 
 
 def release(*tensors: torch.Tensor) -> int:

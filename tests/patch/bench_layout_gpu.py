@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from megamoe_atom import layout, quant
+from megamoe_atom.layout_gpu import _proven
 from megamoe_atom.reference import MegaMoE, ReferenceGroup
 
 HIDDEN, INTER, EXPERTS, TOPK, EP = 7168, 3072, 384, 6, 8
@@ -66,7 +67,8 @@ def conversion() -> dict[str, Any]:
     out_of_place = seconds(lambda: layout.convert_layer_tensors(*raw, nan_check=False))
     rows["out_of_place_s"] = statistics.median(out_of_place)
     rows["out_of_place_share_of_copy_speed"] = rows["copy_s"] / rows["out_of_place_s"]
-    for name, tensor, move in (("w13", raw[0], layout.shuffle_w13), ("w2", raw[2], layout.shuffle_w2)):
+    moves = (layout.shuffle_w13, layout.shuffle_w13_scale, layout.shuffle_w2, layout.shuffle_w2_scale)
+    for name, tensor, move in zip(names, raw, moves, strict=True):
         alone = statistics.median(seconds(lambda t=tensor: torch.empty_like(t).copy_(t)))
         rows[f"{name}_share_of_copy_speed"] = alone / statistics.median(seconds(lambda t=tensor, m=move: m(t)))
 
@@ -74,9 +76,7 @@ def conversion() -> dict[str, Any]:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     in_place = seconds(
-        lambda: layout.convert_layer_tensors(
-            *(t.view(t.shape) for t in raw), in_place=True, chunk_experts=4, nan_check=False
-        )
+        lambda: layout.convert_layer_tensors(*(t.view(t.shape) for t in raw), in_place=True, nan_check=False)
     )
     rows["in_place_s"] = statistics.median(in_place)
     rows["in_place_share_of_copy_speed"] = rows["copy_s"] / rows["in_place_s"]
@@ -84,6 +84,29 @@ def conversion() -> dict[str, Any]:
     rows["in_place_extra_bytes"] = extra
     rows["in_place_extra_experts"] = extra / (sum(sizes) / LOCAL)
     return rows
+
+
+def same_as_cpu() -> dict[str, Any]:
+    """The GPU's result against the CPU's plain torch, byte for byte, over shapes of both scale layouts."""
+    generator = torch.Generator().manual_seed(11)
+    compared, different = 0, []
+    for experts in (1, 2, 5, 48):
+        for rows in (32, 96, 256, 608):
+            for columns in (8, 16, 24, 72, 96, 224, 256):
+                raw = torch.randint(0, 256, (experts, rows, columns), generator=generator, dtype=torch.uint8)
+                for name, move in (("w13", layout.shuffle_w13_scale), ("w2", layout.shuffle_w2_scale)):
+                    compared += 1
+                    if not torch.equal(move(raw.cuda()).cpu(), move(raw)):
+                        different.append([name, experts, rows, columns])
+    raws = random_layer(9, experts=5)
+    want = layout.convert_layer_tensors(*(t.cpu() for t in raws))
+    for in_place in (False, True):
+        got = layout.convert_layer_tensors(*(t.clone() for t in raws), in_place=in_place)
+        for name in ("w13", "w13_scale", "w2", "w2_scale"):
+            compared += 1
+            if not torch.equal(getattr(got, name).cpu(), getattr(want, name)):
+                different.append([name, in_place])
+    return {"pass_used": _proven("cuda:0") is not None, "compared": compared, "different": different}
 
 
 def accuracy(tokens: int = 32) -> dict[str, Any]:
@@ -153,6 +176,7 @@ def main() -> int:
                 ["date", "-u", "+%Y-%m-%dT%H:%MZ"], capture_output=True, text=True, check=True
             ).stdout.strip(),
             "shapes": {"hidden": HIDDEN, "inter": INTER, "local_experts": LOCAL},
+            "same_as_cpu": same_as_cpu(),
             "conversion": conversion(),
             "accuracy": accuracy(),
         }
@@ -164,6 +188,8 @@ def main() -> int:
             (c["in_place_share_of_copy_speed"] < 0.40, "in place below 40 % of a copy"),
             (c["in_place_extra_experts"] > 8, "in place needs more than 8 experts of extra memory"),
             (a["relL2"] >= a["bound"], "relL2 beyond its bound"),
+            (bool(body["same_as_cpu"]["different"]), "bytes differ from the CPU's"),
+            (not body["same_as_cpu"]["pass_used"], "the scales were moved in plain torch"),
         )
         if bad
     ]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
-from collections.abc import Callable
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megamoe_atom import layout
+from megamoe_atom import layout, layout_gpu
 from megamoe_atom.problem import Exit, Problem
 
 
@@ -39,6 +44,11 @@ def w13_scale_separated(t: torch.Tensor) -> torch.Tensor:
     return layout.shuffle_w13_scale(t, gate_up=False)
 
 
+def w13_scale_separated_unpadded(t: torch.Tensor) -> torch.Tensor:
+    """FlyDSL's shuffle_scale_w4(gate_up=False) leaves the pads out: they come last, after the 32-row blocks of data."""
+    return layout.shuffle_w13_scale(t, gate_up=False).flatten()[: t.numel()]
+
+
 def w2(t: torch.Tensor) -> torch.Tensor:
     return layout.shuffle_w2(t)
 
@@ -58,6 +68,7 @@ GOLDEN: list[tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...], str]
     (w13_scale, (2, 64, 16), "7deb9a984f21b2f4bf4a2361eb03d09a8848387d7af4f9d84829ad10a5dcef05"),
     (w13_scale, (3, 128, 24), "11faaaf1fc2cfac4f03c146b382fd3325e6b78cb9571db2a0579b4e39f2829ce"),
     (w13_scale, (2, 192, 56), "37515a3149edd89e0f71708103e8d843c352152009afd08d8172111b0588155b"),
+    (w13_scale_separated_unpadded, (2, 64, 16), "42dc4849896b4492c3bb8dd8e58b25cc0c4a810a8436f61ed99b3e1c1ba5199b"),
     (w2, (1, 16, 32), "e2678b7e25133cfd63078c0e31581bdb48bbf9bd61e8db52e24aa09180487a39"),
     (w2, (1, 48, 96), "ddf1184fd4aa75c6d6dcec68d9efb2fb626347a9b14c463c44dea1595c23bd0a"),
     (w2, (1, 64, 128), "34e627601b2cd235ca902efe336ef073916fe3f7e0a9f2bfa51ab6f322c3617e"),
@@ -134,8 +145,103 @@ def test_in_place_gives_the_same_bytes_in_the_same_memory(gate_up: bool, chunk: 
 def test_a_layer_is_four_flat_byte_tensors_and_converting_it_again_changes_nothing() -> None:
     layer = layout.convert_layer_tensors(*raw_layer())
     assert all(t.ndim == 1 and t.dtype == torch.uint8 for t in parts(layer))
-    assert layout.convert_layer_tensors(*parts(layer)) is layer
-    assert all(layout.is_converted(t) for t in parts(layer))
+    again = layout.convert_layer_tensors(*parts(layer))
+    assert all(a is b for a, b in zip(parts(again), parts(layer), strict=True))
+    assert (again.w13_shape, again.w2_shape, again.gate_up) == (layer.w13_shape, layer.w2_shape, layer.gate_up)
+    assert len({id(layout.mark_of(t)) for t in parts(layer)}) == 1
+
+
+def test_tensors_of_two_conversions_are_not_taken_for_one_layer() -> None:
+    first, second = (layout.convert_layer_tensors(*raw_layer(seed=s)) for s in (1, 9))
+    with pytest.raises(Problem) as caught:
+        layout.convert_layer_tensors(first.w13, first.w13_scale, second.w2, second.w2_scale)
+    assert caught.value.code == "layout_twice"
+
+
+def test_a_dropped_layer_gives_its_memory_back_at_once() -> None:
+    gc.disable()
+    try:
+        layer = layout.convert_layer_tensors(*raw_layer())
+        alive = [weakref.ref(t) for t in parts(layer)]
+        del layer
+        assert [ref() for ref in alive] == [None] * 4
+    finally:
+        gc.enable()
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that claims to be on a GPU, so that the choice of the pass can be tested without one."""
+
+    is_cuda = True
+
+
+@pytest.fixture
+def gpu_pass(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Puts a function in the place of the Triton module's transpose, or makes its import fail (None)."""
+
+    def install(transpose: Any) -> None:
+        module = types.ModuleType("megamoe_atom.layout_triton")
+        if transpose is not None:
+            module.transpose = transpose  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "megamoe_atom.layout_triton", module)
+
+    layout_gpu._proven.cache_clear()
+    yield install
+    layout_gpu._proven.cache_clear()
+
+
+def blocks(raw: torch.Tensor, out: torch.Tensor, *, per: int, stride: int, step: int, other: int) -> None:
+    """What the Triton kernel does, block by block in numpy's terms: the arguments' meaning, written out."""
+    columns = raw.shape[-1]
+    rows, words = raw.reshape(-1, columns), out.reshape(-1, 4)
+    for block in range(raw.numel() // (32 * columns)):
+        row = (block // per) * stride + (block % per) * step
+        for k1 in range(columns // 8):
+            for kl in range(4):
+                for nl in range(16):
+                    word = ((block * (columns // 8) + k1) * 4 + kl) * 16 + nl
+                    for kp in range(2):
+                        for half in range(2):
+                            words[word, 2 * kp + half] = rows[row + half * other + nl, 8 * k1 + 4 * kp + kl]
+
+
+def test_the_gpu_pass_is_called_with_arguments_that_mean_both_scale_layouts(gpu_pass: Callable[[Any], None]) -> None:
+    used = []
+
+    def counted(raw: torch.Tensor, out: torch.Tensor, **arguments: int) -> None:
+        used.append(tuple(raw.shape))
+        blocks(raw, out, **arguments)
+
+    gpu_pass(counted)
+    raw = random_bytes(4, 2, 96, 16)
+    assert torch.equal(layout.shuffle_w13_scale(raw.as_subclass(OnGpu)), layout.shuffle_w13_scale(raw))
+    raw = random_bytes(5, 3, 40, 12)  # with pads
+    assert torch.equal(layout.shuffle_w2_scale(raw.as_subclass(OnGpu)), layout.shuffle_w2_scale(raw))
+    assert used == [(2, 64, 24), (2, 96, 16), (256, 16)]  # the first is the proof on a small tensor
+
+
+def wrong(raw: torch.Tensor, out: torch.Tensor, **_arguments: int) -> None:
+    out.copy_(raw)
+
+
+def broken(*_tensors: torch.Tensor, **_arguments: int) -> None:
+    raise RuntimeError("no compiler found")
+
+
+@pytest.mark.parametrize(
+    ("transpose", "told"),
+    [(wrong, "in the wrong place"), (broken, "no compiler found"), (None, "cannot import name 'transpose'")],
+    ids=["wrong bytes", "does not compile", "no Triton"],
+)
+def test_a_gpu_pass_that_fails_is_not_used_and_the_log_says_why(
+    gpu_pass: Callable[[Any], None], caplog: pytest.LogCaptureFixture, transpose: Any, told: str
+) -> None:
+    gpu_pass(transpose)
+    raw = random_bytes(6, 2, 64, 8)
+    for _ in range(2):
+        assert torch.equal(layout.shuffle_w13_scale(raw.as_subclass(OnGpu)), layout.shuffle_w13_scale(raw))
+    assert len(caplog.records) == 1
+    assert told in caplog.text
 
 
 def test_a_half_converted_layer_and_the_other_form_are_refused() -> None:
