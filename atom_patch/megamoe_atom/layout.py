@@ -449,8 +449,8 @@ def convert_layer_tensors(
     Args:
         w13, w13_scale, w2, w2_scale: raw, shapes as in the module's docstring, uint8, contiguous, one device.
         gate_up: interleaved (a8w4) or separated (a4w4) w13.
-        in_place: reuse the raw tensors' memory; the extra memory is `chunk_experts` experts of w13, or the scales of w13
-            if those are more. Scales whose shape needs pads are converted out of place all the same.
+        in_place: reuse the raw tensors' memory; the extra memory is `chunk_experts` experts of w13, or all scales of
+            w13 if those are more. Scales whose shape needs pads are converted out of place all the same.
         chunk_experts: experts per step of the in-place mode, at least 1.
         nan_check: refuse e8m0 code 255 (reads all scales once and waits for the device).
     Raises:
