@@ -76,6 +76,32 @@ def verify_files(root: Path) -> dict[str, str]:
     return _found(root)
 
 
+def require_edits(carried: frozenset[str], wanted: frozenset[str]) -> None:
+    """Refuses kernels that do not carry exactly the wanted edits.
+
+    Args:
+        carried: kernel_edits.present of the tree. wanted: Settings.kernel_edits.
+    Raises:
+        Problem: kernel_edits, a reason for what is missing and one for what is too much.
+    """
+    reasons = [
+        Reason(
+            "kernel_edits",
+            f"the kernels {verb} {', '.join(sorted(names))}; MEGAMOE_WITHOUT_EDITS and MEGAMOE_ASYNC_COPY ask otherwise",
+            why,
+            "run `megamoe patch apply --flydsl DIR` in the same environment and empty FlyDSL's cache, or change the two "
+            "settings",
+        )
+        for names, verb, why in (
+            (wanted - carried, "lack the edits", "each closes a fault of the pinned kernels that shows as no error"),
+            (carried - wanted, "carry the edits", "what runs must be what was asked for"),
+        )
+        if names
+    ]
+    if reasons:
+        raise Problem.of(reasons, exit_code=Exit.PRECONDITION)
+
+
 def load_megamoe(path: str | Path) -> type[Any]:
     """The class MegaMoE of the FlyDSL checkout at `path`.
 

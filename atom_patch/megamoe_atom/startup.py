@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from megamoe_atom import __version__, limits
+from megamoe_atom import __version__, kernel_edits, limits
 from megamoe_atom.factory import Runtime
-from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files
+from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files, require_edits, verify_files
 from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe_atom.settings import Settings, parse
 from megamoe_atom.status import RankStatus, StatusWriter
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from megamoe_atom.experts import Geometry
 
 
-def support_inputs(config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any) -> SupportInputs:
-    """ATOM's config, the environment, one layer and this machine, as the one list of reasons takes them."""
+def support_inputs(
+    config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any, edits: frozenset[str]
+) -> SupportInputs:
+    """ATOM's config, the environment, one layer, this machine and the kernels' edits, as support.py takes them."""
     import torch
 
     parallel = layer.moe_parallel_config
@@ -60,6 +62,8 @@ def support_inputs(config: Any, settings: Settings, geometry: Geometry, layer: A
         arch=str(gpu.gcnArchName).split(":")[0],
         flydsl_version=importlib.metadata.version("flydsl"),
         cu_count=int(gpu.multi_processor_count),
+        fixed_slot_race_closed={kernel_edits.PUBLISH_ORDER, kernel_edits.PAYLOAD_WAIT} <= edits,
+        xcd_guard_closed=kernel_edits.XCD_GUARD in edits,
         compile_only=settings.compile_only,
         kernels_path_given=settings.kernels_path is not None,
     )
@@ -120,7 +124,7 @@ def _edits_hash() -> str:
     return str(edits_hash())
 
 
-def status_writer(settings: Settings, geometry: Geometry) -> StatusWriter:
+def status_writer(settings: Settings, geometry: Geometry, edits: frozenset[str]) -> StatusWriter:
     """This rank's evidence file, written at once, so that a directory that cannot be written stops the start."""
     used = limits.megamoe_heap_bytes(
         limits.MoeGeometry(
@@ -139,6 +143,7 @@ def status_writer(settings: Settings, geometry: Geometry) -> StatusWriter:
             heap_used_bytes=used,
             versions={"adapter": __version__, "flydsl_commit": pinned_files()[0]},
             edits_hash=_edits_hash(),
+            kernel_edits=sorted(edits),
         ),
     )
 
@@ -151,6 +156,8 @@ def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> R
         raise Problem.of(reasons)
     assert settings.kernels_path is not None  # config_reasons refuses its absence
     megamoe = load_megamoe(settings.kernels_path)
+    edits = kernel_edits.present(verify_files(settings.kernels_path.resolve()))
+    require_edits(edits, settings.kernel_edits)
     from megamoe_atom.selftest import SelfTest
 
     selftest = None
@@ -166,7 +173,7 @@ def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> R
         selftest=selftest,
         accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
         check=lambda layer, method, geometry: require_supported(
-            support_inputs(config, settings, geometry, layer, method)
+            support_inputs(config, settings, geometry, layer, method, edits)
         ),
-        status=lambda geometry: status_writer(settings, geometry),
+        status=lambda geometry: status_writer(settings, geometry, edits),
     )

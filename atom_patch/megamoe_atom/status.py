@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from megamoe_atom.kernel_edits import LAUNCH_EPOCH
 from megamoe_atom.problem import Exit, Problem
 
 SCHEMA_VERSION = 1
@@ -31,6 +32,7 @@ class RankStatus:
 
     kernel_instances: MegaMoE objects of this process; more than one per geometry would mean a leak of heap.
     launches: stage-1 launches of all layers together, the number that the epoch counts.
+    kernel_edits: the edits that the loaded kernels carry; proven by execution on a CPU, not yet run on gfx950.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class RankStatus:
     selftest: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     edits_hash: str = ""
+    kernel_edits: list[str] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
     started_at: float = field(default_factory=time.time)
     updated_at: float = 0.0
@@ -54,8 +57,8 @@ class RankStatus:
 
     @property
     def epoch_share(self) -> float:
-        """Part of the 2^31 launches that are used up, 0 to 1."""
-        return self.launches / EPOCH_LAUNCHES
+        """Part of the 2^31 launches that are used up, 0 to 1; 0 where the kernels' epoch may wrap (edit launch_epoch)."""
+        return 0.0 if LAUNCH_EPOCH in self.kernel_edits else self.launches / EPOCH_LAUNCHES
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; a figure that is not finite becomes a word, since JSON has none."""
@@ -152,6 +155,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "selftest": dict,
     "versions": dict,
     "edits_hash": str,
+    "kernel_edits": list,
     "pid": int,
     "started_at": (int, float),
     "updated_at": (int, float),

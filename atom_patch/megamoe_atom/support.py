@@ -25,7 +25,8 @@ class SupportInputs:
     """What is known before the first layer is built. The defaults are DeepSeek-V4-Pro on 8 MI355X, which may run.
 
     hidden, inter: without padding; padded_*: as ATOM would pad them. kernel_has_swiglu_limit: the edited kernels.
-    fixed_slot_race_closed, xcd_guard_closed: whether the loaded kernels carry the edits for E9 and E2.
+    fixed_slot_race_closed: whether the loaded kernels carry the edits for E9 and L2 (publish_order, payload_wait).
+    xcd_guard_closed: whether they carry the one for E2 (xcd_guard).
     """
 
     hidden: int = 7168
@@ -239,6 +240,13 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
         f"quant is {c.quant}",
         "only a8w4 is proven here",
         "set ATOM_MOE_GU_ITLV=1 and AITER_BF16_FP8_MOE_BOUND=0, which make ATOM's own path a8w4 too",
+    )
+    refuse(
+        not c.swiglu_limit >= 0,
+        "swiglu_sign",
+        f"the model's swiglu_limit is {c.swiglu_limit:g}",
+        "the kernels clamp at a positive limit only, so it would silently mean none",
+        "correct swiglu_limit in config.json",
     )
     if c.swiglu_limit > 0 and not c.kernel_has_swiglu_limit and not c.accept_no_swiglu_limit:
         found.append(swiglu_reason(c.swiglu_limit))

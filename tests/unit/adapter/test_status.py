@@ -61,6 +61,15 @@ def test_forwards_are_counted_each_and_written_once_per_interval(tmp_path: Path)
     assert json.loads(file_of(tmp_path, 0).read_text())["epoch_share"] == 201 / 2**31
 
 
+def test_kernels_whose_epoch_may_wrap_use_none_of_it_up(tmp_path: Path) -> None:
+    edited = status()
+    edited.kernel_edits = ["launch_epoch", "tile_wait"]
+    edited.launches = 2**31
+    StatusWriter(tmp_path, edited)
+    (got,) = read_status_dir(tmp_path)
+    assert (got.kernel_edits, got.epoch_share) == (["launch_epoch", "tile_wait"], 0.0)
+
+
 def test_a_write_leaves_one_file_and_a_failed_one_leaves_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ SIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kernel_has_swiglu_limit": False},
         {"kernel_has_swiglu_limit": False, "accept_no_swiglu_limit": True},
     ),
+    "swiglu_sign": ({"swiglu_limit": -10.0}, {"swiglu_limit": 0.0}),
     "padding": ({"padded_hidden": 7424}, {"padded_hidden": 7168}),
     "hidden_multiple": ({"hidden": 6912, "padded_hidden": 6912}, {"hidden": 6656, "padded_hidden": 6656}),
     "hidden_max": (

@@ -21,6 +21,9 @@ from megamoe_atom.startup import config_reasons, status_writer
 from megamoe_atom.status import read_status_dir
 
 
+EDITS = frozenset({"tile_wait"})
+
+
 class Base:
     """Stands where ATOM's Mxfp4MoEMethod is handed in; the real one is exercised by tests/patch/test_real_moe.py."""
 
@@ -323,6 +326,25 @@ def test_a_kernel_of_another_commit_is_refused_with_both_ids(tmp_path: Path, mon
     assert wanted in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("carried", "wanted", "says"),
+    [
+        pytest.param({"tile_wait"}, {"tile_wait"}, [], id="as asked"),
+        pytest.param(set(), {"tile_wait"}, ["lack the edits tile_wait"], id="one is missing"),
+        pytest.param({"async_copy_off"}, {"tile_wait"}, ["lack the edits", "carry the edits async_"], id="both"),
+    ],
+)
+def test_the_kernels_carry_exactly_the_edits_that_are_asked_for(
+    carried: set[str], wanted: set[str], says: list[str]
+) -> None:
+    if not says:
+        kernel.require_edits(frozenset(carried), frozenset(wanted))
+        return
+    with pytest.raises(Problem) as caught:
+        kernel.require_edits(frozenset(carried), frozenset(wanted))
+    assert [text in r.what for text, r in zip(says, caught.value.reasons, strict=True)] == [True] * len(says)
+
+
 def test_a_path_without_kernels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Problem) as caught:
         kernel.load_megamoe(tmp_path)
@@ -398,7 +420,7 @@ def test_the_evidence_of_a_rank_says_what_ran_and_what_the_self_test_said(tmp_pa
     g = geometry(world_size=1, experts=4)
     raw = random_weights(g, 1)
     test = SelfTest(group_sum=lambda t: t, local_ranks=(0,), repeats=4)
-    runtime = make_runtime(selftest=test, status=lambda geometry: status_writer(settings, geometry))
+    runtime = make_runtime(selftest=test, status=lambda geometry: status_writer(settings, geometry, EDITS))
     runtime.capture("layers.0", g, raw)
     runtime.add_layer("layers.0", g, convert(raw))
     runtime.prove_once()
@@ -406,6 +428,7 @@ def test_the_evidence_of_a_rank_says_what_ran_and_what_the_self_test_said(tmp_pa
     assert evidence.selftest_state == "passed"
     assert evidence.layers_converted == ["layers.0"]
     assert evidence.kernel_instances == 1
+    assert evidence.kernel_edits == ["tile_wait"]
     assert evidence.launches > 5
     assert 0 < evidence.selftest["layers.0"] < 0.1
 
@@ -414,7 +437,7 @@ def test_a_failed_self_test_is_in_the_evidence_too(tmp_path: Path) -> None:
     settings = parse({"MEGAMOE_STATUS_DIR": str(tmp_path)})
     g = geometry(world_size=1, experts=4)
     test = SelfTest(group_sum=lambda t: t, local_ranks=(0,), repeats=4)
-    runtime = make_runtime(selftest=test, status=lambda geometry: status_writer(settings, geometry))
+    runtime = make_runtime(selftest=test, status=lambda geometry: status_writer(settings, geometry, EDITS))
     runtime.capture("layers.0", g, random_weights(g, 1))
     runtime.add_layer("layers.0", g, convert(random_weights(g, 2)))
     with pytest.raises(Problem):

@@ -51,6 +51,7 @@ ONLY_THE_PROCESS_KNOWS = {
     "cu_partition",
     "xcd_swizzle",
     "swiglu_limit",
+    "swiglu_sign",
 }
 # The plan renders the kernels' path, counts each rank as one of data parallelism, and takes shapes from profiles.
 NEVER_BROKEN_BY_DEPLOY = {
