@@ -87,9 +87,9 @@ def require_edits(carried: frozenset[str], wanted: frozenset[str]) -> None:
     reasons = [
         Reason(
             "kernel_edits",
-            f"the kernels {verb} {', '.join(sorted(names))}; MEGAMOE_WITHOUT_EDITS and MEGAMOE_ASYNC_COPY ask otherwise",
+            f"the kernels {verb} {', '.join(sorted(names))}; MEGAMOE_WITHOUT_EDITS, MEGAMOE_ASYNC_COPY ask otherwise",
             why,
-            "run `megamoe patch apply --flydsl DIR` in the same environment and empty FlyDSL's cache, or change the two "
+            "run `megamoe patch apply --flydsl DIR` in the same environment and empty FlyDSL's cache, or change these "
             "settings",
         )
         for names, verb, why in (

@@ -57,7 +57,7 @@ class RankStatus:
 
     @property
     def epoch_share(self) -> float:
-        """Part of the 2^31 launches that are used up, 0 to 1; 0 where the kernels' epoch may wrap (edit launch_epoch)."""
+        """Part of the 2^31 launches that are used up, 0 to 1; 0 where the epoch may wrap (edit launch_epoch)."""
         return 0.0 if LAUNCH_EPOCH in self.kernel_edits else self.launches / EPOCH_LAUNCHES
 
     def as_dict(self) -> dict[str, Any]:

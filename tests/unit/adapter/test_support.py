@@ -113,6 +113,7 @@ def test_all_reasons_that_can_hold_at_once_are_shown_together() -> None:
         "bound_L1",
         "quant",
         "cu_partition",
+        "swiglu_sign",
     }
     for code, (bad, _) in SIDES.items():
         if code not in exclusive:

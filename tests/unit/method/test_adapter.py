@@ -20,7 +20,6 @@ from megamoe_atom.settings import parse
 from megamoe_atom.startup import config_reasons, status_writer
 from megamoe_atom.status import read_status_dir
 
-
 EDITS = frozenset({"tile_wait"})
 
 
