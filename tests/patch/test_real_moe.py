@@ -22,7 +22,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = checkout("MEGAMOE_ATOM_DIR")
     to = tmp_path_factory.mktemp("edited")
     shutil.copytree(root / "atom", to / "atom")
-    command.move(to, undo=False)
+    command.move(command.job(to), undo=False)
     return to
 
 
