@@ -100,7 +100,7 @@ def build(deploy: Deploy, profile: Profile, facts: dict[str, Any]) -> ContainerS
     if given.cache_dir:
         # One directory per image: a compile cache of another image is stale code (ROCm/ATOM recipes/DeepSeek-V4.md).
         volumes.append(f"{given.cache_dir}/{digest_of(deploy.image)[:16]}:/var/cache/megamoe")
-    private = given.ipc != "host"
+    private = given.ipc in ("private", "shareable")
     spec = ContainerSpec(
         name=given.name,
         image=deploy.image,
@@ -184,7 +184,7 @@ def _groups(deploy: Deploy, facts: dict[str, Any], devices: list[str]) -> tuple[
 
 def _ports(deploy: Deploy) -> list[str]:
     given = deploy.container
-    if given.network_mode in ("host", "none"):
+    if given.network_mode in ("host", "none") or given.network_mode.startswith(("container:", "ns:")):
         return []
     return list(given.ports) or [f"{deploy.args.port}:{deploy.args.port}"]
 

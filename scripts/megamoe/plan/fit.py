@@ -64,6 +64,13 @@ def _drop_forbidden(c: Context) -> list[Change]:
     ]
 
 
+def _drop_named(c: Context) -> list[Change]:
+    """The variables that rules_env.experimental refuses, by the key that each refusal names."""
+    from megamoe.plan.rules_env import experimental
+
+    return [(".".join(map(str, hit.keys[0])), REMOVE) for hit in experimental(c) if hit.severity == "error"]
+
+
 def _seqs(c: Context) -> list[Change]:
     per = 1 + (c.args.num_speculative_tokens if c.args.method else 0)
     most = (c.args.max_num_batched_tokens or c.profile.validated_mbt) // per
@@ -115,6 +122,13 @@ FIXERS: dict[str, Fixer] = {
     "env_forbidden": _drop_forbidden,
     "env_preempts_mega": _drop_forbidden,
     "env_gfx_override": _drop_forbidden,
+    "env_online_tuning": _drop_named,
+    "env_dual_capacity": _drop_named,
+    "env_fake_routing": _drop_named,
+    "env_truncates": _drop_named,
+    "eplb_key": _set("args.eplb_config", REMOVE),
+    "eplb_value": _set("args.eplb_config", REMOVE),
+    "eplb_slots": _set("args.eplb_config", REMOVE),
     "visible_devices": _drop_forbidden,
     "heap_mode": _drop_env("MORI_SHMEM_MODE"),
     "heap_size_malformed": _heap,

@@ -10,7 +10,7 @@ from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe.deploy.load import Loaded, dotted
 from megamoe.deploy.profiles import Profile, load_profile
 from megamoe.envelope import Finding, Outcome
-from megamoe.plan import memory, rules_container, rules_env, rules_parallel, rules_tokens
+from megamoe.plan import memory, rules_container, rules_env, rules_eplb, rules_parallel, rules_tokens
 from megamoe.plan.container import build
 from megamoe.plan.effective import flags_of, layout_of
 from megamoe.plan.render import compose, run_command
@@ -18,6 +18,7 @@ from megamoe.plan.rule import Context, Hit, Key, Rule
 
 RULES: tuple[Rule, ...] = (
     *rules_parallel.RULES,
+    *rules_eplb.RULES,
     *rules_tokens.RULES,
     *rules_env.RULES,
     *memory.RULES,

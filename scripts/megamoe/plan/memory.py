@@ -24,21 +24,21 @@ class Need:
 
 def need(c: Context) -> Need:
     """Heap and buffers of this plan from megamoe_atom.limits; ATOM's own mori operator shares the heap."""
-    if not c.on_gpu or c.layout.ep_size <= 1 or c.profile.experts % c.layout.ep_size:
+    if not c.on_gpu or c.ep_size <= 1 or c.profile.experts % c.ep_size:
         return Need(None, None)
-    return Need(*arithmetic.heap_and_buffers(c.profile, c.layout.ep_size, tokens_per_rank(c.args), mega=c.mega))
+    return Need(*arithmetic.heap_and_buffers(c.profile, c.ep_size, tokens_per_rank(c.args), mega=c.mega))
 
 
 def heap_to_ask_for(c: Context) -> int | None:
     """Heap to ask for: need and slack, rounded up to a whole GiB."""
-    if not c.on_gpu or c.layout.ep_size <= 1:
+    if not c.on_gpu or c.ep_size <= 1:
         return None
-    return arithmetic.heap_to_ask_for(c.profile, c.layout.ep_size, tokens_per_rank(c.args), mega=c.mega)
+    return arithmetic.heap_to_ask_for(c.profile, c.ep_size, tokens_per_rank(c.args), mega=c.mega)
 
 
 def heap_bytes(c: Context) -> int:
     """Size of the static heap that mori allocates in full at start; 0 when nothing initialises mori."""
-    if not c.on_gpu or c.layout.ep_size <= 1:
+    if not c.on_gpu or c.ep_size <= 1:
         return 0
     text = c.env.get("MORI_SHMEM_HEAP_SIZE")
     given = mori_bytes(text) if text is not None else MORI_DEFAULT_HEAP
@@ -112,11 +112,11 @@ def limits(c: Context) -> dict[str, Any]:
         "max_num_batched_tokens": tokens_per_rank(c.args),
         "validated": c.profile.validated_mbt,
         "ranks": c.layout.ranks,
-        "ep_size": c.layout.ep_size,
-        "experts_per_rank": c.profile.experts // max(1, c.layout.ep_size),
+        "ep_size": c.ep_size,
+        "experts_per_rank": c.profile.experts // max(1, c.ep_size),
     }
     if c.mega:
-        out["largest_legal"] = arithmetic.largest_legal(c.profile, max(1, c.layout.ep_size))
+        out["largest_legal"] = arithmetic.largest_legal(c.profile, max(1, c.ep_size))
     return out
 
 

@@ -45,6 +45,13 @@ class Context:
         return self.deploy.container
 
     @property
+    def ep_size(self) -> int:
+        """Ranks that share the experts; with mega as many as there will be once its other reasons are settled."""
+        if self.layout.ep_size > 1 or not self.mega:
+            return self.layout.ep_size
+        return self.args.tensor_parallel * self.args.data_parallel
+
+    @property
     def mega(self) -> bool:
         return self.deploy.args.moe_backend == "mega"
 

@@ -31,6 +31,12 @@ _ULIMITS = [
     "sigpending",
     "stack",
 ]
+# Where images keep compiled or generated code. Sources: ROCm/ATOM, ROCm/aiter, ROCm/mori, Triton, PyTorch defaults.
+_CACHE = re.compile(r"/(\.cache|\.triton|\.aiter|\.mori|aiter_configs|torchinductor[^/]*|\.flydsl)(/|\Z)")
+_CODE = re.compile(
+    r"(/(site|dist)-packages(/|\Z))|^/(app|opt/(megamoe|aiter|venv|rocm|flydsl|atom|mori)|usr/(local/)?lib)(/|\Z)", re.I
+)
+_HOST_ROOTS = ("", "/etc", "/usr", "/var", "/boot", "/lib", "/bin", "/sbin", "/root", "/proc", "/sys", "/dev", "/run")
 MIN_STOP_TIMEOUT = 60  # seconds; ROCm/ATOM closes its ranks within 5 s + 1 s after open requests have ended
 
 
@@ -106,14 +112,14 @@ def ipc_and_shm(c: Context) -> Iterator[Hit]:
             "write it like 16g or 512m",
             "container.shm_size",
         )
-    elif shm is not None and ipc == "host":
-        pair = f"container.ipc: host together with container.shm_size: {shm}"
+    elif shm is not None and (ipc in ("host", "none") or ipc.startswith("container:")):
+        pair = f"container.ipc: {ipc} together with container.shm_size: {shm}"
         if c.container.engine == "podman":
             yield refuse(
                 "podman_ipc_host_shm_size",
                 pair,
                 "podman refuses the pair: it exits 125 and starts nothing",
-                "remove shm_size (the host's /dev/shm is used), or set ipc: private",
+                "remove shm_size (that namespace brings its own /dev/shm), or set ipc: private",
                 "container.engine",
                 "container.ipc",
                 "container.shm_size",
@@ -122,13 +128,13 @@ def ipc_and_shm(c: Context) -> Iterator[Hit]:
             yield warn(
                 "shm_size_no_effect",
                 pair,
-                "docker accepts shm_size but it has no effect: with ipc host the "
-                "host's /dev/shm is used; it is left out of what is rendered",
+                "docker accepts shm_size but it has no effect: that namespace brings its own /dev/shm; it is left "
+                "out of what is rendered",
                 "remove shm_size, or set ipc: private to make it count",
                 "container.ipc",
                 "container.shm_size",
             )
-    elif ipc in ("private", "shareable") and c.on_gpu:
+    elif ipc in ("private", "shareable") and c.on_gpu and not _own_shm(c):
         if shm is None:
             yield refuse(
                 "shm_default_64m",
@@ -154,6 +160,13 @@ def ipc_and_shm(c: Context) -> Iterator[Hit]:
                 "set shm_size: 16g",
                 "container.shm_size",
             )
+
+
+def _own_shm(c: Context) -> bool:
+    """Whether DEPLOY mounts something at /dev/shm itself."""
+    return any(entry.split(":")[0] == "/dev/shm" for entry in c.container.tmpfs) or any(
+        volume.split(":")[1:2] == ["/dev/shm"] for volume in c.container.volumes
+    )
 
 
 def stopping(c: Context) -> Iterator[Hit]:
@@ -365,6 +378,17 @@ def rights(c: Context) -> Iterator[Hit]:
             'write numbers, such as "1000:1000"',
             "container.user",
         )
+    room = {"container.cache_dir": c.container.cache_dir, "container.tmpfs": c.container.tmpfs}
+    if c.container.read_only and c.on_gpu and not all(room.values()):
+        yield warn(
+            "read_only_without_room",
+            "container.read_only is true without " + " and ".join(name for name, given in room.items() if not given),
+            "the engine compiles at start and writes to /tmp and to its caches: 'Read-only file system'",
+            "give container.cache_dir and container.tmpfs: [/tmp]",
+            "container.read_only",
+            "container.cache_dir",
+            "container.tmpfs",
+        )
     both = sorted({x.upper() for x in c.container.cap_add or []} & {x.upper() for x in c.container.cap_drop or []})
     if both:
         yield refuse(
@@ -407,6 +431,7 @@ def rights(c: Context) -> Iterator[Hit]:
 
 
 def volumes(c: Context) -> Iterator[Hit]:
+    digest = digest_of(c.deploy.image)
     targets: dict[str, str] = {c.deploy.model.path: "model.path", STATUS_DIR_IN_CONTAINER: "container.status_dir"}
     for volume in c.container.volumes:
         parts = volume.split(":")
@@ -445,7 +470,7 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "container.volumes",
             )
         targets[target] = repr(volume)
-        if ".cache" in target.split("/") and digest_of(c.deploy.image)[:12] not in source:
+        if _CACHE.search(target) and (not digest or digest[:12] not in source):
             yield refuse(
                 "cache_not_keyed",
                 f"container.volumes has {volume!r}",
@@ -454,12 +479,29 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "container.volumes",
                 "image",
             )
-        if source.rstrip("/").endswith("docker.sock"):
+        if source.rstrip("/").endswith(("docker.sock", "podman.sock", "containerd.sock")):
             yield refuse(
                 "engine_socket",
                 f"container.volumes has {volume!r}",
                 "it hands the host to the container",
                 "remove it",
+                "container.volumes",
+            )
+        elif source.rstrip("/") in _HOST_ROOTS and "ro" not in parts[2:][0:1]:
+            yield refuse(
+                "host_root_mounted",
+                f"container.volumes has {volume!r}",
+                "it gives the container a system directory of the host to write to",
+                "mount the one directory that is needed",
+                "container.volumes",
+            )
+        if _CODE.search(target):
+            yield refuse(
+                "volume_over_code",
+                f"container.volumes has {volume!r}",
+                "it lays other code over the image's: the digest no longer says what runs, and Python of one version "
+                "over native code of another has answered wrongly with all kernel tests green",
+                "build an image with the change and pin its digest",
                 "container.volumes",
             )
     for name, path in (
@@ -495,11 +537,11 @@ def network(c: Context) -> Iterator[Hit]:
             "use host or bridge",
             "container.network_mode",
         )
-    if mode == "host" and c.container.ports:
+    if (mode == "host" or mode.startswith(("container:", "ns:"))) and c.container.ports:
         yield refuse(
             "ports_with_host",
-            f"container.ports {c.container.ports} with network_mode host",
-            "published ports are discarded on the host network",
+            f"container.ports {c.container.ports} with network_mode {mode}",
+            "published ports are discarded, or refused, on a network that is not the container's own",
             "remove ports, or use network_mode: bridge",
             "container.ports",
             "container.network_mode",

@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from megamoe.deploy.sizes import human, mori_bytes, mori_bytes_as_parsed
-from megamoe.plan.effective import MEGA_ENV
+from megamoe.plan.effective import MEGA_ENV, tokens_per_rank
 from megamoe.plan.rule import Context, Hit, refuse, warn
 
+# Kinds of switches that no service may have, whatever the engine calls them (field_bugs 49, 52, 53, 55, 147).
+_TUNING = re.compile(r"(AUTO_?TUNE|ONLINE_?TUNE|TUNE_GEMM)(?!.*(CACHE|DIR|CSV|LOG|FILE|PATH))")
+_DUAL_CAPACITY = re.compile(r"DECODE_\w*MTPR|MTPR_\w*DECODE|DUAL_?(MTPR|CAPACITY|MODE)|FIXED_SLOT")
+_BALANCED = re.compile(r"FAKE_?EPLB|(FORCE|FAKE)D?_\w*(BALANCE|UNIFORM)|(UNIFORM|RANDOM|BALANCED)_ROUTING")
+_TRUNCATING = re.compile(r"MAX_(INPUT|INP|RECV|RECEIVE)_TOKENS?\Z")
+_CODE_PATH = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
 _TRUE = ("1", "true", "yes", "on", "y", "t")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|CREDENTIAL)S?\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -250,7 +256,8 @@ def form(c: Context) -> Iterator[Hit]:
                 "give one line",
                 f"env.{name}",
             )
-        if _SECRET.search(name.upper()):
+        counted = name.upper().endswith("TOKENS") and value.strip().isdecimal()  # a number of tokens, not a credential
+        if _SECRET.search(name.upper()) and not counted:
             yield refuse(
                 "env_secret",
                 f"env.{name} looks like a secret (value not shown)",
@@ -270,4 +277,85 @@ def form(c: Context) -> Iterator[Hit]:
                 )
 
 
-RULES = (contract, switches, visible_devices, mori, form)
+def experimental(c: Context) -> Iterator[Hit]:
+    """Switches that make ranks choose differently, or that make speed without answers."""
+    for name, value in c.env.items():
+        on = value.strip().lower() not in ("", "0", "false", "no", "off")
+        key = f"env.{name}"
+        if _TUNING.search(name) and on and c.layout.ranks > 1:
+            yield refuse(
+                "env_online_tuning",
+                f"{key} is {value[:40]!r} with {c.layout.ranks} ranks",
+                "ranks that tune while serving reach a collective in different order: 300 s of silence, then every "
+                "watchdog fires",
+                f"remove {key}; tune offline and ship the files in the image",
+                key,
+                "args.tensor_parallel",
+                "args.data_parallel",
+            )
+        if _DUAL_CAPACITY.search(name) and on:
+            yield refuse(
+                "env_dual_capacity",
+                f"{key} is {value[:40]!r}",
+                "a second capacity lets ranks choose different instances for one step: they never meet (8 of 8 "
+                "watchdogs), or answers are wrong with every kernel test green",
+                f"remove {key}: one capacity, max_num_batched_tokens, on every rank",
+                key,
+            )
+        if _BALANCED.search(name) and on:
+            yield refuse(
+                "env_fake_routing",
+                f"{key} is {value[:40]!r}",
+                "it replaces the router's choice to make speed look balanced; the answers are nonsense",
+                f"remove {key}; in a benchmark label the figures as forced balance",
+                key,
+            )
+        if _TRUNCATING.search(name) and value.strip().isdecimal():
+            least = c.layout.ranks * tokens_per_rank(c.args)
+            if int(value.strip()[:18]) < least:
+                yield refuse(
+                    "env_truncates",
+                    f"{key} is {value[:40]}, {c.layout.ranks} ranks x {tokens_per_rank(c.args)} tokens can arrive",
+                    "rows beyond it are dropped without an error, and their tokens answer wrongly",
+                    f"remove {key}, or give {least} or more",
+                    key,
+                    "args.max_num_batched_tokens",
+                    "args.tensor_parallel",
+                )
+        if name in _CODE_PATH:
+            yield warn(
+                "env_code_path",
+                f"{key} is {value[:80]!r}",
+                "it puts other code before the image's: Python of one version over native code of another fails late "
+                "or answers wrongly",
+                f"remove {key}; a change of code is a new image with a new digest",
+                key,
+            )
+    if truthy(c.env.get("AITER_USE_SYSTEM_TRITON")):
+        yield warn(
+            "env_deviation",
+            "env.AITER_USE_SYSTEM_TRITON is on",
+            "it silences aiter's check of the Triton version: a deviation that the deployment record must show",
+            "remove it; the pinned image carries the Triton that aiter wants",
+            "env.AITER_USE_SYSTEM_TRITON",
+        )
+    opened = any("seccomp" in option and "unconfined" in option for option in _security_opts(c))
+    caps = {cap.upper().removeprefix("CAP_") for cap in c.container.cap_add or c.profile.container["cap_add"]}
+    if truthy(c.env.get("ATOM_NUMA_BIND")) and not (c.container.privileged or opened or caps & {"SYS_NICE", "ALL"}):
+        yield warn(
+            "numa_bind_blocked",
+            "env.ATOM_NUMA_BIND is on, and neither SYS_NICE nor seccomp=unconfined is given",
+            "the engine's default seccomp profile answers set_mempolicy with 'Operation not permitted'",
+            "add container.cap_add: [SYS_NICE], or remove env.ATOM_NUMA_BIND",
+            "env.ATOM_NUMA_BIND",
+            "container.cap_add",
+            "container.security_opts",
+        )
+
+
+def _security_opts(c: Context) -> list[str]:
+    given = c.container.security_opts
+    return given if given is not None else list(c.profile.container["security_opts"])
+
+
+RULES = (contract, switches, visible_devices, mori, experimental, form)

@@ -8,6 +8,8 @@ from megamoe.plan import arithmetic
 from megamoe.plan.effective import ENGINE_DEFAULT_MBT, ENGINE_DEFAULT_SEQS, tokens_per_rank
 from megamoe.plan.rule import Context, Hit, refuse, warn
 
+STANDARD_FIXED_AT = 16384  # ROCm/ATOM issue 1401: one of three buffer parameters of the standard path was fixed there
+
 
 def power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
@@ -21,8 +23,14 @@ def neighbours(value: int) -> tuple[int, int]:
 
 def largest_legal(c: Context) -> int | None:
     """Largest tokens per rank that the fused kernels' 32-bit arithmetic allows for this geometry and rank count."""
-    ranks = c.layout.ep_size if c.layout.ep_size > 1 else c.args.tensor_parallel * c.args.data_parallel
+    ranks = c.ep_size if c.ep_size > 1 else c.args.tensor_parallel * c.args.data_parallel
     return arithmetic.largest_legal(c.profile, ranks)
+
+
+def _largest_product(c: Context, tokens: int) -> tuple[int, int]:
+    """(dp x tokens x row width, row width) of the widest activation: both gemm-1 halves, or top-k copies of a row."""
+    width = max(2 * c.profile.inter, c.profile.topk * c.profile.hidden)
+    return max(1, c.layout.dp_size) * tokens * width, width
 
 
 def batched_tokens(c: Context) -> Iterator[Hit]:
@@ -44,6 +52,20 @@ def batched_tokens(c: Context) -> Iterator[Hit]:
                 "use 256 or more",
                 *keys,
                 "args.enable_expert_parallel",
+            )
+        tokens = tokens_per_rank(c.args)
+        if c.on_gpu and tokens > STANDARD_FIXED_AT:
+            size, width = _largest_product(c, tokens)
+            yield warn(
+                "tokens_standard_large",
+                f"args.max_num_batched_tokens is {tokens}; {c.layout.dp_size} x {tokens} x {width} = {size}"
+                + (", beyond 2**31" if size >= 1 << 31 else ""),
+                f"above {STANDARD_FIXED_AT} routed output has been cut short, and products beyond 2**31 have ended in "
+                "an illegal memory access during warm-up",
+                f"use {STANDARD_FIXED_AT} or less, or gate it yourself",
+                *keys,
+                "model.profile",
+                "args.tensor_parallel",
             )
         return
     if given is None:
