@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from megamoe_atom.problem import Exit, Problem
 
-from megamoe.envelope import Finding, Outcome, run_verb
+from megamoe.envelope import Finding, Outcome, Status, run_verb
 
 app = typer.Typer(add_completion=False)
 
@@ -23,7 +22,7 @@ def compare(
     """Compare two evaluations question by question."""
 
     def work() -> Outcome:
-        from megamoe.gate.judge import judge_pair
+        from megamoe.gate.paired import judge_pair
         from megamoe.gate.policy import load_policy
         from megamoe.gate.samples import answer_of
 
@@ -54,10 +53,10 @@ def compare(
             lines += [
                 f"{word} {d}: {texts[('a', d)].strip()[-60:]!r} -> {texts[('b', d)].strip()[-60:]!r}" for d in ids[:10]
             ]
-        status = {"PASS": "pass", "FAIL": "fail", "INCONCLUSIVE": "inconclusive"}[verdict]
+        status: Status = "pass" if verdict == "PASS" else "fail" if verdict == "FAIL" else "inconclusive"
         return Outcome(
             status,
-            Exit.PASS if verdict == "PASS" else Exit.CHECK_FAILED,  # type: ignore[arg-type]
+            Exit.PASS if verdict == "PASS" else Exit.CHECK_FAILED,
             notes[-1].what,
             notes,
             data,
@@ -68,12 +67,9 @@ def compare(
 
 
 def _evidence(source: str) -> Any:
-    from megamoe.gate.evidence import Evidence, load_evidence, load_samples
+    from megamoe.gate.evidence import load_run
 
-    if not Path(source).is_dir():
-        return Evidence(samples=load_samples(source))
-    record = Path(source) / "run.json"
-    evidence = load_evidence(source, None, str(record) if record.exists() else None)
+    evidence = load_run(source)
     if evidence.samples is None:
         reason = evidence.faults[0].what if evidence.faults else f"{source} holds no samples*.jsonl"
         raise Problem(

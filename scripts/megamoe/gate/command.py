@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from itertools import zip_longest
+from typing import Annotated
 
 import typer
+from megamoe_atom.problem import Problem
 
 from megamoe.envelope import Outcome, run_verb
-
-if TYPE_CHECKING:
-    from megamoe.gate.evidence import Evidence
 
 app = typer.Typer(add_completion=False)
 
@@ -22,25 +20,36 @@ def gate(
     samples: Annotated[str | None, typer.Option(help="Samples JSONL of the same run.")] = None,
     run: Annotated[str | None, typer.Option(help="Run record (RUN.json): only that run's own files count.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Run folder, or samples JSONL, of a known-good run.")] = None,
+    further: Annotated[
+        list[str] | None, typer.Option(help="Second stage: run folder with further questions; may be repeated.")
+    ] = None,
+    further_baseline: Annotated[
+        list[str] | None, typer.Option(help="The known-good run of the same further questions, in the same order.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the JSON envelope.")] = False,
 ) -> None:
     """PASS, FAIL, INCONCLUSIVE or INVALID: may this deployment serve?"""
 
     def work() -> Outcome:
-        from megamoe.gate.evidence import load_evidence
+        from megamoe.gate.evidence import load_evidence, load_run
         from megamoe.gate.judge import judge
         from megamoe.gate.policy import load_policy
 
         loaded = load_policy(policy)
-        return judge(loaded, load_evidence(result, samples, run), _baseline(baseline) if baseline else None)
+        pairs = list(zip_longest(further or [], further_baseline or []))
+        if any(None in pair for pair in pairs) or (pairs and not baseline):
+            raise Problem(
+                "further_unpaired",
+                what=f"{len(further or [])} --further, {len(further_baseline or [])} --further-baseline, "
+                f"{1 if baseline else 0} --baseline",
+                why="each stage compares two runs of the same questions",
+                fix="give --baseline, and one --further-baseline for each --further",
+            )
+        return judge(
+            loaded,
+            load_evidence(result, samples, run),
+            load_run(baseline) if baseline else None,
+            [(load_run(now), load_run(before)) for now, before in pairs],
+        )
 
     run_verb("gate", work, json_output=json_output)
-
-
-def _baseline(source: str) -> Evidence:
-    from megamoe.gate.evidence import Evidence, load_evidence, load_samples
-
-    if Path(source).is_dir():
-        record = Path(source) / "run.json"
-        return load_evidence(source, None, str(record) if record.exists() else None)
-    return Evidence(samples=load_samples(source))

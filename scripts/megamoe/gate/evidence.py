@@ -76,6 +76,14 @@ def load_evidence(result: str, samples: str | None, run: str | None) -> Evidence
     return evidence
 
 
+def load_run(source: str) -> Evidence:
+    """A run folder of `megamoe gsm8k` with its own record, or a samples file alone. Raises Problem as load_evidence."""
+    if not Path(source).is_dir():
+        return Evidence(samples=load_samples(source))
+    record = Path(source) / "run.json"
+    return load_evidence(source, None, str(record) if record.exists() else None)
+
+
 def load_samples(path: str | Path) -> list[dict[str, Any]]:
     """Sample lines as objects. Raises Problem (exit 2) naming the first broken line."""
     rows: list[dict[str, Any]] = []

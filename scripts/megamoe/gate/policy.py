@@ -14,6 +14,7 @@ from typing import Any
 
 from megamoe_atom.problem import Exit, Problem
 
+from megamoe.gate.stats import FIRST_LOOK_SHARE
 from megamoe.text_input import load_json, read_text
 
 POLICY_DIR = Path(__file__).resolve().parent.parent / "policies"
@@ -47,6 +48,7 @@ class Policy:
     paired_tolerated_loss: float = 0.0
     paired_alpha: float = 0.05
     paired_power: float = 0.8
+    paired_stages: int = 1  # looks planned beforehand; 2 allows further files (--further) and spends the alarms on both
     sequential_floor: float | None = None  # None: floor
     sequential_alpha: float = 0.001
     dataset_sha256: str | None = None
@@ -59,6 +61,11 @@ class Policy:
     @property
     def filter_name(self) -> str:
         return self.metric.partition(",")[2]
+
+    @property
+    def first_look_alpha(self) -> float:
+        """False alarms that the first look may spend: all of them, unless a second look is planned."""
+        return self.paired_alpha * (1.0 if self.paired_stages == 1 else FIRST_LOOK_SHARE)
 
     @property
     def stop_floor(self) -> float:
@@ -185,6 +192,15 @@ def parse_policy(raw: Any, where: str, default_name: str = "unnamed") -> Policy:
     version = values.get("task_version")
     if version is not None and (isinstance(version, bool) or not isinstance(version, (int, float))):
         bad("policy_value", f"task_version={version!r} is not a number", "write 3")
+    stages = values.get("paired_stages", 1)
+    if isinstance(stages, bool) or stages not in (1, 2):
+        bad("policy_value", f"paired_stages={stages!r}", "write 1, or 2 to plan a second look at further questions")
+    elif stages == 2 and values.get("paired_tolerated_loss"):
+        bad(
+            "policy_value",
+            "paired_stages=2 with a paired_tolerated_loss",
+            "the second look is exact for a tolerated loss of 0 only: leave one of the two out",
+        )
     if not isinstance(values.get("paired_required", False), bool):
         bad("policy_value", f"paired_required={values['paired_required']!r}", "write true or false")
     if not problems:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 from scipy import stats
 
 
@@ -88,7 +89,8 @@ def questions_needed(flip_rate: float, loss: float, alpha: float, power: float, 
     excess = loss - tolerated
     z_alpha, z_power = stats.norm.isf(alpha), stats.norm.isf(1 - power)
     root = z_alpha * math.sqrt(rate - tolerated**2) + z_power * math.sqrt(max(rate - loss * loss, 0.0))
-    return math.ceil((root / excess) ** 2)
+    whole: int = math.ceil((root / excess) ** 2)
+    return whole
 
 
 @lru_cache(maxsize=256)
@@ -102,3 +104,44 @@ def detectable_loss(flip_rate: float, n: int, alpha: float, power: float, tolera
         else:
             low = middle
     return high
+
+
+# Of the false alarms allowed in all, what the first of two looks may spend; the second gets what is left, exactly.
+FIRST_LOOK_SHARE = 0.8
+
+
+def critical_lost(flips: int, alpha: float) -> int:
+    """Smallest count of lost questions among `flips` that McNemar's exact test calls a loss; flips + 1 when none is."""
+    return next((lost for lost in range(flips + 1) if mcnemar_p(lost, flips - lost) <= alpha), flips + 1)
+
+
+def second_look(flips_1: int, flips_2: int, first_alpha: float, alpha: float) -> int:
+    """Smallest lost count of both stages together that is a loss, given that the first look found none.
+
+    Without a real change the losses of each stage are binomial(flips, 1/2), whatever the questions are. The first look
+    alarms at critical_lost(flips_1, first_alpha). The limit returned keeps first alarm and second alarm together at
+    `alpha` at most, exactly and for these flip counts (a group-sequential test conditional on the flips); it may be
+    above flips_1 + flips_2, when the first look has spent everything.
+    """
+    first = critical_lost(flips_1, first_alpha)
+    spent = float(stats.binom.sf(first - 1, flips_1, 0.5))
+    passed_on = stats.binom.pmf(np.arange(min(first, flips_1 + 1)), flips_1, 0.5)
+    together = np.convolve(passed_on, stats.binom.pmf(np.arange(flips_2 + 1), flips_2, 0.5))
+    tail = np.cumsum(together[::-1])[::-1]  # P(first look silent, and at least this many lost)
+    reached = np.nonzero(tail <= alpha - spent)[0]
+    return int(reached[0]) if reached.size else len(together)
+
+
+def second_look_questions(flip_rate: float, n_1: int, loss: float, alpha: float, power: float) -> int:
+    """Questions of both stages together with which the second look finds `loss` with this power (normal theory)."""
+    first_z = stats.norm.isf(FIRST_LOOK_SHARE * alpha)
+    total = questions_needed(flip_rate, loss, (1 - FIRST_LOOK_SHARE) * alpha, power)
+    for _ in range(4):
+        overlap = math.sqrt(min(1.0, n_1 / total))
+        both = stats.multivariate_normal([0, 0], [[1, overlap], [overlap, 1]], allow_singular=True)
+        low, high = 0.0, 5.0
+        for _ in range(40):  # the second limit at which one of the two is crossed with probability alpha
+            middle = (low + high) / 2
+            low, high = (middle, high) if 1 - float(both.cdf([first_z, middle])) > alpha else (low, middle)
+        total = max(n_1 + 1, questions_needed(flip_rate, loss, float(stats.norm.sf(high)), power))
+    return total
