@@ -3,20 +3,24 @@
 Usage: python flydsl_process.py FLYDSL_DIR ADAPTER_DIR layouts|ledger|load
 
 layouts: our four layouts against upstream's functions, byte for byte (triton is a mock: only imported there).
-ledger: the real MegaMoE constructor on meta tensors, with a symmetric heap that only counts, against limits.py.
+ledger: the real MegaMoE constructor on meta tensors, with a symmetric heap that only counts, against limits.py: the
+    heap, and all ordinary device memory that the constructor asks for.
 load: our kernel loader on the real checkout, as it is and with one file changed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shutil
 import sys
 import tempfile
 import types
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest.mock import MagicMock
 
 FLYDSL, ADAPTER, SCENARIO = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -73,10 +77,25 @@ def layouts() -> dict[str, object]:
 
 
 class MetaTorch:
-    """`torch` as two upstream modules see it: every device is "meta", so tensors have sizes and no memory."""
+    """`torch` as two upstream modules see it: every device is "meta", so tensors have sizes and no memory.
+
+    made: every tensor that a factory function gave out: a weak reference and its bytes.
+    """
+
+    made: ClassVar[list[tuple[weakref.ref[torch.Tensor], int]]] = []
 
     def __getattr__(self, name: str) -> object:
-        return getattr(torch, name)
+        value = getattr(torch, name)
+        if name not in ("zeros", "ones", "empty", "full", "arange", "tensor"):
+            return value
+
+        def counted(*arguments: object, **named: object) -> torch.Tensor:
+            t = value(*arguments, **named)
+            if t.device.type == "meta":  # one helper makes an empty CPU tensor to ask a dtype's size
+                self.made.append((weakref.ref(t), t.numel() * t.element_size()))
+            return t
+
+        return counted
 
     @staticmethod
     def device(*_args: object) -> torch.device:
@@ -111,25 +130,38 @@ def ledger() -> dict[str, object]:
     op = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
     mega.torch = op.torch = MetaTorch()
     rows = []
-    shapes = {"V4-Pro": (7168, 3072, 384, 6), "V4-Flash": (4096, 2048, 256, 6)}
-    for model, (h, i, e, k) in shapes.items():
-        for mtpr in (128, 256, 512, 1024, 2048, 4096, 8192, 16384):
+    shapes = {
+        "V4-Pro": (limits.V4_PRO, range(7, 15)), "V4-Flash": (limits.V4_FLASH, range(7, 15)),
+        "R1": (limits.R1, (13,)), "V4-Pro on 4 ranks": (dataclasses.replace(limits.V4_PRO, ep_size=4), (9, 12, 13)),
+    }  # fmt: skip
+    for model, (shape, powers) in shapes.items():
+        for mtpr in (2**n for n in powers):
+            g = shape.at(mtpr)
             heap.clear()
-            epr = e // 8
+            MetaTorch.made.clear()
+            e, h, i = g.local_experts, g.hidden, g.inter
 
             def meta(*shape: int) -> torch.Tensor:
                 return torch.empty(shape, dtype=torch.uint8, device="meta")
 
             layer = ConvertedLayer(
-                meta(epr * i * h), meta(epr * 2 * i * h // 32), meta(epr * h * i // 2), meta(epr * h * i // 32),
-                (epr, 2 * i, h // 2), (epr, h, i // 2), True,
+                meta(e * i * h), meta(e * 2 * i * h // 32), meta(e * h * i // 2), meta(e * h * i // 32),
+                (e, 2 * i, h // 2), (e, h, i // 2), True,
             )  # fmt: skip
-            arguments = Geometry(1, 8, h, i, e, k, "a8w4", mtpr).kernel_arguments(layer)
-            mega.MegaMoE(**arguments)  # with exactly the keywords that the adapter passes
-            real = sum(-(-size // 256) * 256 for size in heap)
-            ours = limits.megamoe_heap_bytes(limits.MoeGeometry(h, i, e, k, 8, mtpr))
-            rows.append({"model": model, "mtpr": mtpr, "real": real, "ours": ours, "allocations": len(heap)})
-    return {"rows": rows, "different": [r for r in rows if r["real"] != r["ours"]]}
+            arguments = Geometry(1, g.ep_size, h, i, g.experts, g.topk, g.quant, mtpr).kernel_arguments(layer)
+            instance = mega.MegaMoE(**arguments)  # with exactly the keywords that the adapter passes
+            rows.append(
+                {
+                    "model": model, "mtpr": mtpr, "allocations": len(heap), "device_tensors": len(MetaTorch.made),
+                    "heap": sum(-(-size // 256) * 256 for size in heap), "our_heap": limits.megamoe_heap_bytes(g),
+                    "hbm": sum(size for _, size in MetaTorch.made), "our_hbm": limits.megamoe_hbm_bytes(g),
+                    # The identity that fills tok_id_to_src, and a counter that is made twice.
+                    "let_go": sum(size for ref, size in MetaTorch.made if ref() is None) == 4 * g.received + 4,
+                }
+            )  # fmt: skip
+            del instance
+    different = [r for r in rows if (r["heap"], r["hbm"], r["let_go"]) != (r["our_heap"], r["our_hbm"], True)]
+    return {"rows": rows, "different": different}
 
 
 def load() -> dict[str, object]:

@@ -36,10 +36,12 @@ def test_our_layouts_equal_upstreams_functions_byte_for_byte() -> None:
     assert int(str(result["compared"])) > 400
 
 
-def test_the_real_constructor_asks_for_the_heap_of_our_ledger_to_the_byte() -> None:
+def test_the_real_constructor_asks_for_heap_and_device_memory_as_in_our_ledger_to_the_byte() -> None:
     result = scenario("ledger", needs="flydsl.expr.buffer_ops")
     assert result["different"] == []
-    assert len(result["rows"]) == 16  # type: ignore[arg-type]
+    rows: list[dict[str, int]] = result["rows"]  # type: ignore[assignment]
+    assert len(rows) == 20
+    assert all(row["device_tensors"] >= 48 and row["allocations"] >= 21 for row in rows)
 
 
 def test_the_loader_accepts_the_real_checkout_and_refuses_one_changed_byte() -> None:
