@@ -1,0 +1,243 @@
+"""What the ranks' host code does, as a bundle: every tensor that a kernel can reach, every launch, every host write."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megamoe_atom.problem import Exit, Problem
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from kernel_lane import machine
+from kernel_lane.bundle import Writer
+from kernel_lane.capture import upstream
+from kernel_lane.capture.ranks import Group
+from kernel_lane.machine import Buffer, Start
+from kernel_lane.machine.schedule import Schedule
+
+POISON = 0xA5
+_EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_like")
+
+
+class Tracked:
+    """One tensor's storage: where it lies, whose it is, and what it held when the last launch had ended."""
+
+    def __init__(self, data: np.ndarray, rank: int, keep: Any, heap: bool) -> None:
+        self.data, self.rank, self.keep, self.heap = data, rank, keep, heap
+        self.name = ""
+        self.dtype, self.shape = "uint8", [data.size]
+        self.shadow: np.ndarray | None = None
+        self.buffer: Buffer | None = None
+        self.init: bytes | None = None
+        self.undefined = False
+        self.pointers: list[list[Any]] = []
+
+    @property
+    def address(self) -> int:
+        return int(self.data.ctypes.data)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every tensor that host code makes; those made by torch.empty are poisoned, as device memory is garbage."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_flatten(out)[0]:
+            if isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.layout == torch.strided:
+                self.recorder.track(t, poison=func._schema.name in _EMPTY)
+        return out
+
+
+class Recorder:
+    """Receives launches (through Ranks), executes them on the machine in order, and remembers all for a bundle."""
+
+    def __init__(self, schedule: Schedule | None = None) -> None:
+        self.schedule = schedule or Schedule()
+        self.tracked: dict[int, Tracked] = {}
+        self.steps: list[dict[str, Any]] = []
+        self.blobs: list[bytes] = []
+        self.instructions = 0
+        self.findings: list[machine.Finding] = []
+        self.launch_names: Callable[[str], str] = short_name
+
+    def watch(self) -> TorchDispatchMode:
+        return _Watch(self)
+
+    def track(self, t: torch.Tensor, *, poison: bool = False, rank: int | None = None, heap: bool = False) -> None:
+        storage = t.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not size or (address in self.tracked and self.tracked[address].data.size >= size):
+            return
+        import ctypes
+
+        view = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (size,))
+        # The storage is kept alive for good: an address then always means the same tensor.
+        entry = Tracked(view, upstream.rank() if rank is None else rank, storage, heap)
+        entry.dtype, entry.shape = str(t.dtype).removeprefix("torch."), list(t.shape)
+        if poison:
+            view[:] = POISON
+            entry.undefined = True
+        self.tracked[address] = entry
+
+    def resolve(self, address: int) -> tuple[Tracked, int] | None:
+        for t in self.tracked.values():
+            if t.address <= address < t.address + t.data.size:
+                return t, address - t.address
+        return None
+
+    # ---- launches ----------------------------------------------------------------------------------------------
+
+    def execute(self, group: Group) -> None:
+        self._host_writes()
+        spans = sorted((t.address, t.address + t.data.size, t) for t in self.tracked.values())
+        starts, launches = [], []
+        for rank, launch in group:
+            code = machine.prepare(launch.code, launch.kernel.name)
+            name = self.launch_names(launch.kernel.name)
+            starts.append(Start(code, launch.grid, launch.block, launch.kernarg, rank, launch.dynamic_lds, name))
+            explicit = [a for a in launch.kernel.arguments if not a.hidden]
+            pointers = []
+            for argument in explicit:
+                for offset in range(argument.offset, argument.offset + argument.size - 7, 4):
+                    found = _inside(spans, struct.unpack_from("<Q", launch.kernarg, offset)[0])
+                    if found:
+                        pointers.append([offset, found[0], found[1]])
+            kernarg = bytearray(launch.kernarg)
+            for offset, _, _ in pointers:
+                kernarg[offset : offset + 8] = bytes(8)
+            launches.append({"rank": rank, "name": name, "kernel": launch.kernel.name, "code": launch.code, "grid": list(launch.grid),
+                             "block": list(launch.block), "dynamic_lds": launch.dynamic_lds, "kernarg": kernarg.hex(),
+                             "pointers": pointers})  # fmt: skip
+        self.steps.append({"launches": launches})
+        buffers = [t.buffer for t in self.tracked.values() if t.buffer is not None]
+        outcome = machine.run(starts, buffers, self.schedule)
+        self.instructions += outcome.steps
+        self.findings += outcome.findings
+        if outcome.stop:
+            raise Problem(
+                "kernel_stopped",
+                what=f"{outcome.stop} in {outcome.stop_kernel}, rank {outcome.stop_rank}, pc {outcome.stop_pc:#x}: "
+                + "; ".join(f"{f.kind} {f.buffer}+{f.offset} at {f.pc:#x}" for f in outcome.findings[-3:]),
+                why="the captured kernels do not run to their end on this input",
+                fix="megamoe kernels lint the code object; compare the FlyDSL commit",
+                exit_code=Exit.CHECK_FAILED,
+            )
+        for t in self.tracked.values():
+            t.shadow = t.data.copy() if t.shadow is None or not np.array_equal(t.shadow, t.data) else t.shadow
+
+    def _host_writes(self) -> None:
+        """What changed since the last launch ended: new tensors become buffers, changes become host writes."""
+        writes = []
+        for t in list(self.tracked.values()):
+            if t.shadow is None:
+                t.init = t.data.tobytes()
+                untouched = t.undefined and bool((t.data == POISON).all())
+                t.undefined = untouched
+                t.buffer = Buffer("", t.data, t.rank, np.full(t.data.size, 0 if untouched else 1, np.uint8))
+                t.shadow = t.data.copy()
+                continue
+            changed = np.nonzero(t.data != t.shadow)[0]
+            if changed.size:
+                first, last = int(changed[0]), int(changed[-1]) + 1
+                writes.append({"buffer": t, "offset": first, "content": t.data[first:last].tobytes()})
+                assert t.buffer is not None and t.buffer.written is not None
+                t.buffer.written[first:last] = 1
+        if writes:
+            self.steps.append({"host": writes})
+
+    def expect(self, name: str, t: torch.Tensor, content: bytes, dtype: str = "bfloat16") -> None:
+        """Asks that the bytes of tensor `t` be `content` at this point."""
+        found = self.resolve(t.data_ptr())
+        assert found is not None, f"{name} lies in no tracked tensor"
+        self.steps.append({"expect": [{"name": name, "buffer": found[0], "offset": found[1], "content": content, "dtype": dtype}]})
+
+    # ---- the bundle --------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, case: dict[str, Any], ranks: int) -> None:
+        used = self._reachable()
+        for n, t in enumerate(used):
+            t.name = t.name or f"r{t.rank}.tensor{n}"
+        names: set[str] = set()
+        for t in used:
+            base, k = t.name, 2
+            while t.name in names:
+                t.name, k = f"{base}_{k}", k + 1
+            names.add(t.name)
+        writer = Writer(folder)
+        for t in used:
+            assert t.init is not None
+            content = bytearray(t.init)
+            for offset, _, _ in t.pointers:
+                content[offset : offset + 8] = bytes(8)
+            if t.undefined:
+                init: dict[str, Any] = {"undefined": True}
+            elif not any(content):
+                init = {"fill": 0}
+            else:
+                init = {"file": writer.data(bytes(content))}
+            writer.buffers.append({"name": t.name, "rank": t.rank, "bytes": t.data.size, "dtype": t.dtype, "shape": t.shape,
+                                   "align": 256 if t.heap else 64, "heap": t.heap, "init": init,
+                                   "pointers": [[o, b.name, a] for o, b, a in t.pointers]})  # fmt: skip
+        keep = {id(t) for t in used}
+        for step in self.steps:
+            if "host" in step:
+                rows = [{"buffer": w["buffer"].name, "offset": w["offset"], "file": writer.data(w["content"])}
+                        for w in step["host"] if id(w["buffer"]) in keep]  # fmt: skip
+                if rows:
+                    writer.steps.append({"host": rows})
+            elif "expect" in step:
+                writer.steps.append({"expect": [{"name": e["name"], "buffer": e["buffer"].name, "offset": e["offset"],
+                                                 "file": writer.data(e["content"]), "dtype": e["dtype"]}
+                                                for e in step["expect"]]})  # fmt: skip
+            else:
+                writer.steps.append({"launches": [
+                    launch | {"code": writer.code(launch["code"]), "pointers": [[o, b.name, a] for o, b, a in launch["pointers"]]}
+                    for launch in step["launches"]
+                ]})  # fmt: skip
+        writer.close(case, ranks)
+
+    def _reachable(self) -> list[Tracked]:
+        """Tensors that kernels can reach: named in kernel arguments, or in a table of pointers that they reach."""
+        spans = sorted((t.address, t.address + t.data.size, t) for t in self.tracked.values() if t.init is not None)
+        todo = [b for s in self.steps for launch in s.get("launches", []) for _, b, _ in launch["pointers"]]
+        todo += [e["buffer"] for s in self.steps for e in s.get("expect", [])]
+        seen: dict[int, Tracked] = {}
+        while todo:
+            t = todo.pop()
+            if id(t) in seen:
+                continue
+            seen[id(t)] = t
+            if t.dtype == "int64" and t.init is not None:
+                for k, value in enumerate(np.frombuffer(t.init, np.int64)):
+                    found = _inside(spans, int(value))
+                    if found:
+                        t.pointers.append([8 * k, found[0], found[1]])
+                        todo.append(found[0])
+        return sorted(seen.values(), key=lambda t: t.address)
+
+
+def _inside(spans: list[tuple[int, int, Tracked]], address: int) -> tuple[Tracked, int] | None:
+    import bisect
+
+    k = bisect.bisect_right(spans, address, key=lambda s: s[0]) - 1
+    if k >= 0 and spans[k][0] <= address < spans[k][1]:
+        return spans[k][2], address - spans[k][0]
+    return None
+
+
+_SHORT = (("mfma_fmoe1", "stage1"), ("mfma_moe2", "gemm2"), ("mfma_moe1", "gemm1"), ("ep_combine", "combine"),
+          ("ep_dispatch", "dispatch"), ("per_1x32_mx_quant", "quant"), ("moe_sorting", "sort"), ("mxfp4_moe_scale_sort", "scale_sort"))  # fmt: skip
+
+
+def short_name(kernel: str) -> str:
+    """The kernel's role in the layer."""
+    return next((short for prefix, short in _SHORT if kernel.startswith(prefix)), kernel)
