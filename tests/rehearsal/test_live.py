@@ -55,11 +55,11 @@ def test_two_nodes_are_taken_from_bare_to_validated_and_serve_behind_the_gateway
     data = envelope["data"]
     assert data["serving"] == ["node1", "node2"]
     assert "Paris" in complete("http://127.0.0.1:18080")
-    checks = {(v["host"], v["check"]): v["verdict"] for v in data["verdicts"]}
+    checks = {(v["host"], v["check"]): v["status"] for v in data["verdicts"]}
     if data["changed"]:  # a first run; on a machine with a rehearsal of this commit nothing is judged again
         for host in ("node1", "node2"):
-            assert checks[host, "smoke"].startswith("PASS"), checks
-            assert checks[host, "gate"].startswith("PASS"), checks
+            assert checks[host, "smoke"] in ("pass", "warn"), checks  # warn: batching may reorder sums
+            assert checks[host, "gate"] == "pass", checks
     page = Path(data["look_at"]["report"]).read_text()
     assert "Where the time went" in page and "node2" in page
 

@@ -23,18 +23,18 @@ def envelope(**data: Any) -> dict[str, Any]:
 def test_the_first_cause_the_verdicts_and_the_time_of_each_play_are_on_the_page() -> None:
     page = to_html(
         envelope(
-            verdicts=[{"host": "node1", "check": "gate", "verdict": "FAIL: 1 of 64"}],
+            verdicts=[{"host": "node1", "check": "gate", "status": "fail", "said": "1 of 64"}],
             plays=[{"name": "Roll out to the canary", "seconds": 35.0}],
             hosts={"node1": {"changed": 3, "failures": 1}},
             serving=["node2"],
         )
     )
-    for words in ("First cause", "0.02 &lt; 0.60", "FAIL: 1 of 64", "Roll out to the canary", "width:35.0%", "100 s"):
+    for words in ("First cause", "0.02 &lt; 0.60", "1 of 64", "Roll out to the canary", "width:35.0%", "100 s"):
         assert words in page
 
 
 def test_text_from_a_server_cannot_become_markup() -> None:
-    body = envelope(verdicts=[{"host": "<script>x</script>", "check": "gate", "verdict": "&"}])
+    body = envelope(verdicts=[{"host": "<script>x</script>", "check": "gate", "status": "fail", "said": "&"}])
     assert "<script>" not in to_html(body)
 
 

@@ -91,7 +91,7 @@ def test_reports_of_the_nodes_become_verdicts(tmp_path: Path) -> None:
     (report.parent / "report.html").write_text("<html></html>")
     data = judge_run(SETTINGS, PlayResult(0, HOSTS), BOTH, [], tmp_path).data
     assert look_at(SETTINGS, tmp_path)["report node1"].endswith("node1/report.html")
-    assert data["verdicts"] == [{"host": "node1", "check": "gate", "verdict": "FAIL: FAIL"}]
+    assert data["verdicts"] == [{"host": "node1", "check": "gate", "status": "fail", "said": "FAIL"}]
 
 
 def test_events_become_plays_with_seconds_and_a_torn_last_line_is_left_out() -> None:

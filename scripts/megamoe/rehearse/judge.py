@@ -143,19 +143,19 @@ def _envelope(text: str) -> dict[str, Any] | None:
 
 
 def verdicts(reports: Path) -> list[dict[str, str]]:
-    """Every envelope under the report folder: host (the folder below it), check and verdict."""
+    """Every envelope saved under the report folder: host (the folder below it), check, status and what it said.
+
+    Only the first clause of what it said is taken: the rest is for the reader of the envelope itself.
+    """
     found: list[dict[str, str]] = []
     for path in sorted(reports.rglob("*.json")) if reports.is_dir() else []:
-        envelope = _envelope(path.read_text(errors="replace"))
-        if envelope is not None:
-            host = path.relative_to(reports).parts[0]
-            found.append(
-                {
-                    "host": host,
-                    "check": envelope["command"],
-                    "verdict": f"{envelope['status'].upper()}: {envelope.get('summary', '')}",
-                }
-            )
+        try:
+            body = json.loads(path.read_text(errors="replace"))
+        except ValueError:
+            continue  # cut short by whatever stopped the play; the first cause tells of that
+        if isinstance(body, dict) and {"command", "status", "summary"} <= body.keys():
+            host, said = path.relative_to(reports).parts[0], str(body["summary"]).split("; ")[0]
+            found.append({"host": host, "check": body["command"], "status": body["status"], "said": said})
     return found
 
 

@@ -14,7 +14,7 @@ _PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark"><title>Rehearsal: {{ status }}</title>
 <style>
 {{ style }}
-.bar { background:var(--accent); height:.6rem; border-radius:.2rem; min-width:1px } td.wide { width:40% }
+td.long, td .soft { overflow-wrap:anywhere } .bar { background:var(--accent); height:.6rem; border-radius:.2rem; min-width:1px } td.wide { width:30% }
 </style></head><body>
 <h1>Rehearsal: <span class="status {{ status }}">{{ status }}</span></h1>
 <p>{{ summary }}</p>
@@ -22,8 +22,8 @@ _PAGE = """<!doctype html>
 {% for f in findings %}<li><b>{{ f.severity }}</b> <code>{{ f.code }}</code>{% if f.host %} on {{ f.host }}{% endif %}: {{ f.what }}
 <br><span class="soft">Why: {{ f.why }}. Do: {{ f.fix }}.</span></li>
 {% endfor %}</ul></section>{% endif %}
-{% if verdicts %}<section><h2>Verdicts</h2><table><thead><tr><th>Host</th><th>Check</th><th>Verdict</th></tr></thead><tbody>
-{% for v in verdicts %}<tr><td>{{ v.host }}</td><td>{{ v.check }}</td><td>{{ v.verdict }}</td></tr>
+{% if verdicts %}<section><h2>Verdicts</h2><table><thead><tr><th>Host</th><th>Check</th><th>Verdict</th><th>It said</th></tr></thead><tbody>
+{% for v in verdicts %}<tr><td>{{ v.host }}</td><td>{{ v.check }}</td><td class="status {{ v.status }}">{{ v.status }}</td><td class="long">{{ v.said }}</td></tr>
 {% endfor %}</tbody></table></section>{% endif %}
 {% if hosts %}<section><h2>Hosts</h2><table><thead><tr><th>Host</th><th>Changed</th><th>Failed</th><th>Unreachable</th><th>Behind the gateway</th></tr></thead><tbody>
 {% for name, c in hosts %}<tr><td>{{ name }}</td><td>{{ c.changed|default(0) }}</td><td>{{ c.failures|default(0) }}</td>
@@ -56,7 +56,11 @@ def to_html(envelope: dict[str, Any]) -> str:
         return round(100 * (seconds or 0.0) / total, 1) if total else 0.0
 
     rows = [
-        {**p, "share": share(p["seconds"]), "plays": _plays(data, share) if p["name"] == "roll out with site.yml" else []}
+        {
+            **p,
+            "share": share(p["seconds"]),
+            "plays": _plays(data, share) if p["name"] == "roll out with site.yml" else [],
+        }
         for p in phases
     ]
     facts = [(k, data[k]) for k in ("nodes", "fault", "selftest", "image", "run") if k in data]

@@ -159,8 +159,8 @@ def _text(outcome: Outcome, narrator: Narrator) -> str:
     lines.append(f"{'total':<34} {'':<10} {total:>8.1f}")
     verdicts: list[dict[str, Any]] = outcome.data.get("verdicts", [])
     if verdicts:
-        lines += ["", "host       check        verdict"]
-        lines += [f"{v['host']:<10} {v['check']:<12} {v['verdict']}" for v in verdicts]
+        lines += ["", "host       check    verdict"]
+        lines += [f"{v['host']:<10} {v['check']:<8} {v['status']:<12} {v['said']}" for v in verdicts]
     lines += ["", *(f"{name}: {value}" for name, value in outcome.data.get("look_at", {}).items())]
     if outcome.data.get("next"):
         lines += ["", "next:", *(f"  {command}" for command in outcome.data["next"])]
