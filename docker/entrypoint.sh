@@ -7,6 +7,8 @@
 set -euo pipefail
 
 serve() {
+    # The rocm image: flags, environment, GPUs and the image itself are judged before any weight is read; then ATOM takes over.
+    if [[ -n ${MEGAMOE_KERNELS:-} ]]; then exec python -m megamoe.image.launch "$@"; fi
     local args=("$@") arg
     for arg in "$@"; do
         case $arg in --server-port | --server-port=*) exec python -m "$MEGAMOE_ENGINE_MODULE" "${args[@]}" ;; esac

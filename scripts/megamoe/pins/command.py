@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -97,6 +98,32 @@ def mirror(
         return _outcome(findings, f"{directory.name} holds every pinned source", f"{directory.name} is not complete")
 
     run_verb("pins mirror", judge, json_output=json_output)
+
+
+@app.command()
+def bake(
+    mirror_dir: Annotated[Path | None, typer.Option("--mirror", help="The mirror that the build reads.")] = None,
+    out: Annotated[Path, typer.Option(help="The bake file to write.")] = Path(".state/bake.json"),
+    source: Annotated[str, typer.Option(help="Address for the label image.source.")] = "unknown",
+    allow_dirty: Annotated[bool, typer.Option(help="Build from files that are not committed.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Write docker-bake.hcl's build arguments from docker/pins.toml."""
+
+    def judge() -> Outcome:
+        from megamoe.pins.bake import arguments
+
+        pins = load_pins(resource("docker/pins.toml"))
+        if mirror_dir is not None and (bad := [f for f in sources.verify(pins, mirror_dir) if f.severity == "error"]):
+            return _outcome(bad, "", f"{mirror_dir.name} must not be built from")
+        body = arguments(pins, _root(), mirror=mirror_dir, source=source, allow_dirty=allow_dirty)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_name(f".{out.name}.tmp")
+        temporary.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        temporary.replace(out)
+        return Outcome("pass", Exit.PASS, f"wrote {out}", data=body)
+
+    run_verb("pins bake", judge, json_output=json_output)
 
 
 @app.command()

@@ -22,8 +22,18 @@ class _Strict(BaseModel):
 
 
 class BasePin(_Strict):
+    """The image that the rocm target starts from, and what it must hold (asserted in the build)."""
+
     name: str
     digest: Digest
+    python: Version
+    torch: Version
+    hip: Version
+
+    @property
+    def reference(self) -> str:
+        """NAME@sha256:...: engines ignore a tag beside a digest, so none is given."""
+        return f"{self.name.split(':')[0]}@{self.digest}"
 
 
 class GitPin(_Strict):
@@ -31,6 +41,7 @@ class GitPin(_Strict):
 
     repository: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
     commit: Commit
+    version: Version | None = None
     submodules: dict[str, tuple[str, Commit]] = Field(default_factory=dict)
 
 
@@ -53,11 +64,29 @@ class ModelPin(_Strict):
     gguf_sha256: Sha256
 
 
+class AptPin(_Strict):
+    """Packages that the base lacks, and the day of the archive (YYYYMMDDThhmmssZ) that they are taken from."""
+
+    snapshot: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
+    packages: list[Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]] = Field(min_length=1)
+
+
+class ClosurePin(_Strict):
+    """requirements/NAME.lock: its Python and glibc, the day it is resolved for, and what is served as source only."""
+
+    python: Version
+    glibc: Annotated[str, StringConstraints(pattern=r"^2_[0-9]{1,2}$")]
+    as_of: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+    source_only: list[str] = Field(default_factory=list)
+
+
 class Pins(_Strict):
     """Everything that decides what software the images hold."""
 
     source_date_epoch: int = Field(gt=1_500_000_000)
     base: BasePin
+    apt: AptPin | None = None
+    closure: dict[str, ClosurePin] = Field(default_factory=dict)
     git: dict[str, GitPin] = Field(min_length=1)
     wheel: dict[str, WheelPin] = Field(min_length=1)
     python: dict[str, Version]
@@ -106,5 +135,7 @@ def _reason(item: Any) -> Reason:
 
 
 _KNOWN = sorted(
-    {*Pins.model_fields, *BasePin.model_fields, *GitPin.model_fields, *WheelPin.model_fields, *ModelPin.model_fields}
+    name
+    for model in (Pins, BasePin, AptPin, ClosurePin, GitPin, WheelPin, ModelPin)
+    for name in model.model_fields
 )

@@ -1,13 +1,15 @@
 """Getting the pinned sources once (mirror), asking whether they are still served, verifying a mirror offline.
 
-Layout of a mirror: git/NAME.bundle, git/NAME--SUBMODULE.bundle, wheels/FILE, closure/LOCK/FILE, base/ (OCI layout),
-manifest.json. Every file is written under a temporary name in the mirror and renamed when its hash is right.
+Layout of a mirror: git/NAME.bundle, git/NAME--SUBMODULE.bundle, wheels/FILE, closure/LOCK/FILE, apt/ (packages and
+SHA256SUMS), base/ (OCI layout), manifest.json. Every file is written under a temporary name in the mirror and renamed
+when its hash is right.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from pathlib import Path
 from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding
-from megamoe.pins.model import Pins
+from megamoe.pins.model import ClosurePin, Pins
 
 GIT_BASE = "https://github.com"
 Say = Callable[[str], None]
@@ -205,7 +207,10 @@ def mirror(pins: Pins, root: Path, directory: Path, *, git_base: str, locks: lis
         except Problem as problem:
             findings += [Finding.from_reason(reason) for reason in problem.reasons]
     for lock in locks:
-        findings += _mirror_closure(root / "requirements" / f"{lock}.lock", directory / "closure" / lock, files, say)
+        findings += _mirror_closure(root, lock, None, directory, files, say)
+    for name, closure in sorted(pins.closure.items()):
+        findings += _mirror_closure(root, name, closure, directory, files, say)
+    findings += _mirror_apt(pins, root, directory, files, say)
     findings += _mirror_base(pins, directory, files, say)
     manifest = directory / ".manifest.json.tmp"
     manifest.write_text(json.dumps({"schema_version": 1, "files": dict(sorted(files.items()))}, indent=2) + "\n")
@@ -213,7 +218,30 @@ def mirror(pins: Pins, root: Path, directory: Path, *, git_base: str, locks: lis
     return findings
 
 
-def _mirror_closure(lock: Path, folder: Path, files: dict[str, dict[str, str]], say: Say) -> list[Finding]:
+def closure_requests(lock: str, closure: ClosurePin | None) -> list[tuple[list[str], str]]:
+    """pip download's options and requirements for a lock: for this Python, or in two parts for another one.
+
+    A file for another Python can only be asked for as a wheel, so what is served as source only is asked for by itself.
+    """
+    if closure is None:
+        return [([], lock)]
+    joined = lock.replace("\\\n", " ").splitlines()
+    lines = [line for line in joined if line.strip() and not line.lstrip().startswith("#")]
+    source = [line for line in lines if re.split(r"[=\[ ]", line, maxsplit=1)[0].lower() in closure.source_only]
+    # The older names are no synonyms to pip: a wheel that carries only "manylinux2014" would be passed over.
+    names = [f"manylinux_2_{minor}" for minor in range(int(closure.glibc.removeprefix("2_")), 4, -1)]
+    platforms: list[str] = []
+    for name in (*names, "manylinux2014", "manylinux2010", "manylinux1"):
+        platforms += ["--platform", f"{name}_x86_64"]
+    wanted = ["--only-binary=:all:", "--python-version", closure.python, "--implementation", "cp", *platforms]
+    parts = [(wanted, "\n".join(line for line in lines if line not in source))]
+    return parts + ([(["--no-binary=:all:"], "\n".join(source))] if source else [])
+
+
+def _mirror_closure(
+    root: Path, name: str, closure: ClosurePin | None, directory: Path, files: dict[str, dict[str, str]], say: Say
+) -> list[Finding]:
+    lock, folder = root / "requirements" / f"{name}.lock", directory / "closure" / name
     if not lock.is_file():
         return [
             Finding(
@@ -221,41 +249,97 @@ def _mirror_closure(lock: Path, folder: Path, files: dict[str, dict[str, str]], 
                 "error",
                 f"requirements/{lock.name} does not exist",
                 "its packages cannot be mirrored",
-                "run scripts/lock.sh, or name another --lock",
+                "run the lock script beside it, or name another --lock",
             )
         ]
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"fetch   closure of {lock.name}")
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
-        got = _run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--require-hashes",
-                "--no-deps",
-                "-r",
-                str(lock),
-                "-d",
-                temporary,
-            ]
-        )
-        if got.returncode:
+    text = lock.read_text(encoding="utf-8")
+    kept = [path for path in sorted(folder.iterdir()) if sha256_of(path) in text]
+    # One file per requirement, each with a locked hash: complete, and nothing needs asking.
+    if len(kept) != len(re.findall(r"^[A-Za-z0-9_.\[\],-]+==", text, re.M)) or len(kept) != len(list(folder.iterdir())):
+        say(f"fetch   closure of {lock.name}")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
+            for number, (options, lines) in enumerate(closure_requests(text, closure)):
+                wanted = Path(temporary) / f".requirements-{number}.txt"
+                wanted.write_text(lines + "\n")
+                argv = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps", *options]
+                got = _run([*argv, "-r", str(wanted), "-d", temporary])
+                wanted.unlink()
+                if got.returncode:
+                    other_hash = "DO NOT MATCH THE HASHES" in got.stderr
+                    return [
+                        Finding(
+                            "source_hash" if other_hash else "source_unreachable",
+                            "error",
+                            f"{lock.name}: {_last_line(got.stderr)}",
+                            "the closure is not complete",
+                            "do not change the lock: find out who replaced the file"
+                            if other_hash
+                            else "check the network to the package index",
+                        )
+                    ]
+            for path in sorted(folder.iterdir()):
+                path.unlink()  # of an earlier lock
+            for path in sorted(Path(temporary).iterdir()):
+                path.replace(folder / path.name)
+    else:
+        say(f"kept    closure of {lock.name}")
+    for path in sorted(folder.iterdir()):
+        files[f"closure/{name}/{path.name}"] = {"pin": f"lock.{name}", "sha256": sha256_of(path)}
+    return []
+
+
+def _sums_hold(folder: Path) -> bool:
+    sums = folder / "SHA256SUMS"
+    if not sums.is_file():
+        return False
+    listed = dict(reversed(line.split(maxsplit=1)) for line in sums.read_text().splitlines() if line.strip())
+    return {path.name for path in folder.glob("*.deb")} == set(listed) and all(
+        sha256_of(folder / name) == digest for name, digest in listed.items()
+    )
+
+
+def _mirror_apt(pins: Pins, root: Path, directory: Path, files: dict[str, dict[str, str]], say: Say) -> list[Finding]:
+    """Debian packages, resolved inside the base itself: only it knows what it lacks."""
+    if pins.apt is None:
+        return []
+    folder = directory / "apt"
+    if _sums_hold(folder):
+        say("kept    apt packages")
+    else:
+        client = shutil.which("docker")
+        if client is None or _run([client, "pull", "--quiet", pins.base.reference], timeout=4 * 3600).returncode:
             return [
                 Finding(
-                    "source_unreachable",
-                    "error",
-                    f"{lock.name}: {_last_line(got.stderr)}",
-                    "the closure is not complete",
-                    "check the network to the package index",
+                    "apt_not_mirrored",
+                    "warn",
+                    "the Debian packages were not mirrored (not_run)",
+                    "they are resolved inside the base image, and "
+                    + ("no docker is installed" if client is None else "docker cannot pull it"),
+                    "run this again where docker can pull the base",
                 )
             ]
-        for path in Path(temporary).iterdir():
-            path.replace(folder / path.name)
+        say(f"fetch   apt packages as of {pins.apt.snapshot}")
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".fetch-") as temporary:
+            script = root / "docker/rocm/fetch_apt.sh"
+            mounts = ["--volume", f"{script}:/fetch_apt.sh:ro", "--volume", f"{temporary}:/out"]
+            inside = ["/fetch_apt.sh", "/out", pins.apt.snapshot, *pins.apt.packages]
+            got = _run([client, "run", "--rm", "--entrypoint", "bash", *mounts, pins.base.reference, *inside])
+            if got.returncode or not _sums_hold(Path(temporary)):
+                return [
+                    Finding(
+                        "source_unreachable",
+                        "error",
+                        f"apt: {_last_line(got.stderr)}",
+                        "mori cannot be loaded without these packages",
+                        "check the network to the package archive's snapshot service",
+                    )
+                ]
+            if folder.exists():
+                shutil.rmtree(folder)
+            shutil.copytree(temporary, folder)
     for path in sorted(folder.iterdir()):
-        files[f"closure/{folder.name}/{path.name}"] = {"pin": f"lock.{folder.name}", "sha256": sha256_of(path)}
+        files[f"apt/{path.name}"] = {"pin": "apt", "sha256": sha256_of(path)}
     return []
 
 
@@ -273,9 +357,8 @@ def _mirror_base(pins: Pins, directory: Path, files: dict[str, dict[str, str]], 
         ]
     say(f"fetch   base {pins.base.digest[:19]}")
     with tempfile.TemporaryDirectory(dir=directory, prefix=".fetch-") as temporary:
-        name = pins.base.name.split(":")[0]
         got = _run(
-            [client, "copy", "--preserve-digests", f"docker://{name}@{pins.base.digest}", f"oci:{temporary}:base"],
+            [client, "copy", "--preserve-digests", f"docker://{pins.base.reference}", f"oci:{temporary}:base"],
             timeout=4 * 3600,
         )
         if got.returncode:
@@ -356,6 +439,19 @@ def verify(pins: Pins, directory: Path) -> list[Finding]:
                     "run `megamoe pins mirror` again",
                 )
             )
+    for name in sorted(pins.closure):
+        if f"lock.{name}" not in have:
+            findings.append(_absent(f"lock.{name}"))
+    if pins.apt is not None and "apt" not in have:
+        findings.append(
+            Finding(
+                "apt_not_mirrored",
+                "warn",
+                "the Debian packages are not in this mirror",
+                "an offline build stops where it installs them",
+                "mirror them where docker can pull the base",
+            )
+        )
     if "base" not in have:
         findings.append(
             Finding(

@@ -48,7 +48,13 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pins, str, 
     pins = Pins.model_validate(
         {
             "source_date_epoch": 1784716176,
-            "base": {"name": "a/b:c", "digest": "sha256:" + "1" * 64},
+            "base": {
+                "name": "a/b:c",
+                "digest": "sha256:" + "1" * 64,
+                "python": "3.12",
+                "torch": "2.10.0",
+                "hip": "7.2",
+            },
             "git": {"name": {"repository": "Owner/Name", "commit": commit}},
             "wheel": {
                 "thing": {

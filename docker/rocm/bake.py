@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Compiles ahead of time, without a GPU, every MegaMoE kernel that FlyDSL's disk cache can hold.
+
+    bake.py --kernels DIR --out DIR [--profile NAME]... [--arch gfx950] [--cu 256]
+
+FlyDSL's real host code is run: MegaMoE's constructor, with the arguments that the adapter passes, on meta tensors
+(sizes without memory), then the compile of each stage-2 tile of each power of two up to the profile's token limit, and
+of the quantiser. Stage 1 and combine link mori's device functions, and FlyDSL keeps no such object on disk: they are
+listed in aot.json as compiled at start.
+
+OUT gets <hash>/ (the cache) and aot.json. <hash> covers all that the cache depends on: FlyDSL's installed files, the
+kernel sources, the profiles' shapes, architecture and compute units. Every code object is checked for undefined
+symbols: such an object links, and cannot be loaded on a GPU. Exit 1 when one has any, or when nothing was compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+import struct
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+AMDGPU = 224  # ELF e_machine
+UNCACHED = {
+    "stage 1": "one per rank and token limit; links mori's device functions",
+    "combine": "one per rank and launch geometry; links mori's device functions",
+}
+
+
+def elf_objects(blob: bytes) -> Iterator[bytes]:
+    """Every AMDGPU ELF that stands whole inside blob."""
+    start = blob.find(b"\x7fELF")
+    while start >= 0:
+        header = blob[start : start + 64]
+        if len(header) == 64 and header[4] == 2 and struct.unpack_from("<H", header, 18)[0] == AMDGPU:
+            (offset,) = struct.unpack_from("<Q", header, 40)
+            size, count = struct.unpack_from("<HH", header, 58)
+            yield blob[start : start + offset + size * count]
+        start = blob.find(b"\x7fELF", start + 4)
+
+
+def undefined_symbols(elf: bytes) -> list[str]:
+    """Names of the dynamic symbols that the object needs and does not define."""
+    (offset,) = struct.unpack_from("<Q", elf, 40)
+    size, count = struct.unpack_from("<HH", elf, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, offset + n * size) for n in range(count)]
+    found = []
+    for kind, at, length, link, entry in ((s[1], s[4], s[5], s[6], s[9]) for s in sections):
+        if kind not in (2, 11) or not entry:  # SHT_SYMTAB, SHT_DYNSYM
+            continue
+        names = sections[link][4]
+        for position in range(at + entry, at + length, entry):
+            name, _info, _other, section = struct.unpack_from("<IBBH", elf, position)
+            if section == 0 and name:
+                end = elf.index(b"\0", names + name)
+                found.append(elf[names + name : end].decode())
+    return sorted(set(found))
+
+
+def unescape(text: str) -> bytes:
+    """An MLIR string attribute as bytes: \\XX is a byte, everything else stands for itself."""
+    raw, out, n = text.encode("utf-8", "surrogateescape"), bytearray(), 0
+    while n < len(raw):
+        if raw[n] == 0x5C and n + 2 < len(raw) + 1:
+            pair = raw[n + 1 : n + 3]
+            try:
+                out.append(int(pair, 16))
+                n += 3
+                continue
+            except ValueError:
+                out.append(raw[n + 1])
+                n += 2
+                continue
+        out.append(raw[n])
+        n += 1
+    return bytes(out)
+
+
+def code_objects(path: Path) -> list[bytes]:
+    """The code objects of one cache entry, wherever in it they stand: as bytes, or as a string of MLIR."""
+    found: list[bytes] = []
+
+    def look(value: Any, depth: int) -> None:
+        if isinstance(value, bytes | bytearray):
+            found.extend(elf_objects(bytes(value)))
+        elif isinstance(value, str):
+            if "ELF\\02" in value:
+                found.extend(elf_objects(unescape(value)))
+        elif isinstance(value, dict):
+            for item in value.values():
+                look(item, depth + 1)
+        elif isinstance(value, list | tuple | set):
+            for item in value:
+                look(item, depth + 1)
+        elif depth < 4 and hasattr(value, "__dict__"):
+            look(vars(value), depth + 1)
+
+    with path.open("rb") as stream:
+        look(pickle.load(stream), 0)
+    return found
+
+
+class MetaTorch:
+    """`torch` as two of FlyDSL's modules see it: every device is "meta"."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch, name)
+
+    @staticmethod
+    def device(*_args: object) -> Any:
+        import torch
+
+        return torch.device("meta")
+
+
+def stand_in_hardware(cu: int) -> None:
+    """What the host code asks of a GPU and of mori, answered for an MI355X; nothing of it reaches a compiled kernel."""
+    import torch
+
+    properties = types.SimpleNamespace(multi_processor_count=cu, name="AMD Instinct MI355X", gcnArchName="gfx950")
+    torch.cuda.get_device_properties = lambda *_a, **_k: properties
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.synchronize = lambda *_a: None
+    torch.cuda.current_stream = lambda *_a: types.SimpleNamespace(cuda_stream=0)
+    for name in ("mori", "mori.ir", "mori.ir.flydsl"):
+        sys.modules[name] = MagicMock()
+    shmem = types.ModuleType("mori.shmem")
+    shmem.mori_shmem_create_tensor = lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")  # type: ignore[attr-defined]
+    shmem.shmem_barrier_all = lambda: None  # type: ignore[attr-defined]
+    shmem.shmem_ptr_p2p = lambda *_a: 256  # type: ignore[attr-defined]
+    sys.modules["mori.shmem"] = sys.modules["mori"].shmem = shmem
+
+
+def small(tensor: Any) -> Any:
+    """A CPU tensor of the same dtype and rank: all that the compiler's signature depends on. Empty stays empty."""
+    import torch
+
+    shape = (0,) if tensor.numel() == 0 else (1,) * tensor.dim()
+    return (
+        torch.zeros(shape, dtype=torch.uint8).expand(shape).to(tensor.dtype)
+        if tensor.numel()
+        else torch.zeros(shape, dtype=tensor.dtype)
+    )
+
+
+def bake_profile(profile: Any, mega: Any) -> list[dict[str, Any]]:
+    """Compiles one profile's kernels into the cache; a row per kernel asked for."""
+    import flydsl.expr as fx
+    import torch
+    from megamoe_atom.experts import Geometry
+    from megamoe_atom.layout import ConvertedLayer
+
+    world = max(profile.ep_sizes)
+    epr, h, i = profile.experts // world, profile.hidden, profile.inter
+
+    def meta(*shape: int) -> Any:
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+    layer = ConvertedLayer(
+        meta(epr * i * h), meta(epr * 2 * i * h // 32), meta(epr * h * i // 2), meta(epr * h * i // 32),
+        (epr, 2 * i, h // 2), (epr, h, i // 2), True,
+    )  # fmt: skip
+    geometry = Geometry(
+        0, world, h, i, profile.experts, profile.topk, profile.quant, profile.validated_mbt, profile.swiglu_limit
+    )
+    arguments = geometry.kernel_arguments(layer)
+    op = mega.MegaMoE(**arguments)
+    rows: list[dict[str, Any]] = []
+    buckets: dict[tuple[int, ...], list[int]] = {}
+    tokens = 1
+    while tokens <= profile.validated_mbt:
+        buckets.setdefault(tuple(op._g2_select_tile(tokens)), []).append(tokens)
+        tokens *= 2
+    s1 = op._s1_output
+    for tile, of in buckets.items():
+        started = time.monotonic()
+        launch = op._g2_ensure_launch_fn(tile)
+        tensors = [op._g2_dummy_out, s1.a2.view(-1), op.w2, s1.a2_scale, op.w2_scale, s1.sorted_token_ids,
+                   s1.sorted_expert_ids, s1.sorted_weights, s1.num_valid_ids, op._g2_dummy_bias]  # fmt: skip
+        launch(*map(small, tensors), *(fx.Int64(256) for _ in range(5)), *(fx.Int32(1) for _ in range(4)), fx.Stream(0))
+        rows.append(
+            {
+                "kernel": "stage 2 with combine's scatter",
+                "tile": tile,
+                "tokens": of,
+                "seconds": time.monotonic() - started,
+            }
+        )
+    started = time.monotonic()
+    op.quantize(torch.zeros((1, h), dtype=torch.bfloat16))
+    rows.append({"kernel": "quantiser", "tile": None, "tokens": "all", "seconds": time.monotonic() - started})
+    for row in rows:
+        row["profile"] = profile.name
+    return rows
+
+
+def tree_hash(root: Path, pattern: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob(pattern)):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(
+                f"{path.relative_to(root).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
+            )
+    return digest.hexdigest()
+
+
+def depends_on(kernels: Path, profiles: list[Any], arch: str, cu: int) -> dict[str, Any]:
+    """All that decides whether a cached kernel may be loaded."""
+    import flydsl
+
+    return {
+        "flydsl": tree_hash(Path(flydsl.__file__).parent, "*"),
+        "kernels": tree_hash(kernels / "kernels", "*"),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "arch": arch,
+        "compute_units": cu,
+        "shapes": [
+            [p.name, p.hidden, p.inter, p.experts, p.topk, p.quant, p.validated_mbt, list(p.ep_sizes)] for p in profiles
+        ],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile MegaMoE's cacheable kernels without a GPU.")
+    parser.add_argument("--kernels", type=Path, required=True, help="the FlyDSL tree that holds kernels/")
+    parser.add_argument("--out", type=Path, required=True, help="gets <hash>/ and aot.json")
+    parser.add_argument("--profile", action="append", help="default: every profile of engine atom")
+    parser.add_argument("--arch", default="gfx950")
+    parser.add_argument("--cu", type=int, default=256, help="compute units; part of the kernels' names")
+    options = parser.parse_args()
+
+    from megamoe.deploy.profiles import load_profile, names
+
+    profiles = [p for n in (options.profile or names()) if (p := load_profile(n)).engine == "atom"]
+    needs = depends_on(options.kernels, profiles, options.arch, options.cu)
+    key = hashlib.sha256(json.dumps(needs, sort_keys=True).encode()).hexdigest()[:16]
+    cache = options.out / key
+    # Before flydsl is imported: it reads these once.
+    os.environ |= {
+        "COMPILE_ONLY": "1",
+        "ARCH": options.arch,
+        "FLYDSL_GPU_ARCH": options.arch,
+        "CU_NUM": str(options.cu),
+        "FLYDSL_RUNTIME_CACHE_DIR": str(cache),
+    }
+    sys.path.insert(0, str(options.kernels))
+    stand_in_hardware(options.cu)
+    import importlib
+
+    mega = importlib.import_module("kernels.mega_moe.mega_moe")
+    comm = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
+    mega.torch = comm.torch = MetaTorch()
+    rows = [row for profile in profiles for row in bake_profile(profile, mega)]
+    entries = sorted(cache.rglob("*.pkl"))
+    for lock in cache.rglob("*.lock"):
+        lock.unlink()
+    bad, objects = [], 0
+    for entry in entries:
+        found = code_objects(entry)
+        objects += len(found)
+        if not found:
+            bad.append(f"{entry.name} holds no AMDGPU code object")
+        bad += [f"{entry.name} needs {', '.join(names)}" for elf in found if (names := undefined_symbols(elf))]
+    if bad or not entries:
+        print("error: " + ("\nerror: ".join(bad) or f"nothing was written to {cache}"), file=sys.stderr)
+        print("  why: an object with an undefined symbol links, and cannot be loaded on a GPU", file=sys.stderr)
+        print("  fix: see that $ROCM_PATH/amdgcn/bitcode holds the real ocml.bc and ockl.bc", file=sys.stderr)
+        return 1
+    report = {
+        "schema_version": 1,
+        "cache": key,
+        "kernels": len(entries),
+        "depends_on": needs,
+        "baked": [{k: v for k, v in row.items() if k != "seconds"} for row in rows],
+        "compiled_at_start": UNCACHED,
+    }
+    (options.out / "aot.json").write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    for row in rows:
+        print(f"{row['profile']:20} {row['kernel']:32} {row['tokens']!s:44} {row['seconds']:6.1f} s")
+    print(f"{len(entries)} kernels, {objects} code objects without undefined symbols, cache {key}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
