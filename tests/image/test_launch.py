@@ -1,0 +1,329 @@
+"""What `serve` refuses in the rocm image, before any weight is read: each refusal with its code and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from megamoe.image import arguments, facts, launch
+from megamoe.version import identity
+from megamoe_atom.problem import Exit, Problem
+
+FLAGS = [
+    "-tp", "8", "--enable-dp-attention", "--enable-expert-parallel", "--kv_cache_dtype", "fp8",
+    "--max-num-batched-tokens", "8192", "--max-num-seqs", "256", "--max-model-len", "9472",
+    "--gpu-memory-utilization", "0.85", "--no-enable_prefix_caching",
+]  # fmt: skip
+ENV = {
+    "MEGAMOE_PROFILE": "deepseek-v4-pro",
+    "MEGAMOE_ENGINE_MODULE": "atom.entrypoints.openai_server",
+    "ATOM_USE_FLYDSL": "1",
+    "ATOM_USE_FLYDSL_FUSED": "1",
+    "ATOM_FLYDSL_KERNELS_PATH": "/opt/megamoe/flydsl",
+    "AITER_BF16_FP8_MOE_BOUND": "0",
+    "ATOM_MOE_GU_ITLV": "1",
+    "MORI_SHMEM_HEAP_SIZE": "5368709120",
+}
+VRAM = 288 << 30
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> SimpleNamespace:
+    """A container with 8 MI355X, its device nodes, a checkpoint's directory and writable places."""
+    for rank in range(8):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{rank + 1}"
+        (node / "mem_banks/0").mkdir(parents=True)
+        (node / "properties").write_text("simd_count 1024\ngfx_target_version 90500\n")
+        (node / "mem_banks/0/properties").write_text(f"heap_type 1\nsize_in_bytes {VRAM}\n")
+    cpu = tmp_path / "sys/class/kfd/kfd/topology/nodes/0"
+    cpu.mkdir()
+    (cpu / "properties").write_text("simd_count 0\ngfx_target_version 0\n")
+    for name in ("kfd", *(f"dri/renderD{128 + n}" for n in range(8))):
+        path = tmp_path / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "dev/shm").mkdir()
+    model = tmp_path / "models/v4"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "model-00001-of-00064.safetensors").write_text("")
+    places = {n: str(tmp_path / "run" / n.lower()) for n in ("MEGAMOE_STATUS_DIR", "FLYDSL_RUNTIME_CACHE_DIR", "HOME")}
+    return SimpleNamespace(root=tmp_path, model=model, env=ENV | places, flags=["--model", str(model), *FLAGS])
+
+
+def codes(box: SimpleNamespace) -> list[str]:
+    outcome = launch.outcome(box.flags, box.env, box.root)
+    for finding in outcome.findings:
+        assert finding.what and finding.why and finding.fix
+    errors = [f.code for f in outcome.findings if f.severity == "error"]
+    assert bool(errors) is (outcome.exit_code is not Exit.PASS)
+    if errors:
+        assert outcome.exit_code in (Exit.REFUSED, Exit.CHECK_FAILED)
+        assert "no weight was read" in outcome.summary or outcome.status == "refused"
+    return errors
+
+
+def test_the_validated_launch_is_legal(box: SimpleNamespace) -> None:
+    assert codes(box) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param({"COMPILE_ONLY": "1"}, "env_forbidden", id="every launch would compile and not run"),
+        pytest.param({"MORI_SHMEM_MODE": "ISOLATION"}, "heap_mode", id="a heap mode inherited from another recipe"),
+        pytest.param({"MORI_SHMEM_MODE": "static"}, "heap_mode", id="the mode that mori's documentation misspells"),
+        pytest.param({"MORI_SHMEM_HEAP_SIZE": "1G"}, "heap_too_small", id="a heap that the buffers do not fit in"),
+        pytest.param({"MORI_SHMEM_HEAP_SIZE": "120G"}, "memory_over_card", id="a heap that does not fit on the card"),
+        pytest.param({"MORI_SHMEM_HEAP_SIZE": "5,5G"}, "heap_size_malformed", id="a heap that mori misreads"),
+        pytest.param({"MORI_SHMEM_HEAP_SIZE": None}, "heap_not_given", id="no heap"),
+        pytest.param({"ATOM_MOE_GU_ITLV": None}, "env_contract_missing", id="the model's contract is broken"),
+        pytest.param({"HSA_OVERRIDE_GFX_VERSION": "9.4.2"}, "env_gfx_override", id="another architecture is pretended"),
+        pytest.param({"HIP_VISIBLE_DEVICES": "0,1"}, "visible_devices", id="fewer GPUs than ranks"),
+        pytest.param({"ATOM_USE_TRITON_MOE": "1"}, "env_preempts_mega", id="another MoE path is taken first"),
+    ],
+)
+def test_an_environment_that_must_not_serve_is_refused(
+    box: SimpleNamespace, change: dict[str, str | None], code: str
+) -> None:
+    box.env = {k: v for k, v in (box.env | change).items() if v is not None}
+    assert code in codes(box)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        pytest.param(["--max-num-batched-tokens", "16384"], "tokens_above_int32", id="32-bit offsets overflow"),
+        pytest.param(["--max-num-batched-tokens", "6000"], "tokens_not_power_of_two", id="no power of two"),
+        pytest.param(["--load_dummy"], "mega_dummy_routing", id="dummy weights"),
+        pytest.param(["--enable-tbo"], "mega_tbo", id="two-batch overlap"),
+        pytest.param(["--eplb-enable"], "mega_eplb", id="expert balancing"),
+        pytest.param(["--max-num-seqs", "many"], "flag_value", id="not a number"),
+        pytest.param(["--gpu-memory-utilization", "1.5"], "flag_value", id="out of range"),
+        pytest.param(["--port"], "flag_without_value", id="a value was forgotten"),
+        pytest.param(["--kv-cache-dtype=fp5"], "flag_value", id="no such type"),
+    ],
+)
+def test_flags_that_must_not_serve_are_refused(box: SimpleNamespace, flags: list[str], code: str) -> None:
+    box.flags += flags
+    assert code in codes(box)
+
+
+def test_tensor_parallel_attention_is_refused(box: SimpleNamespace) -> None:
+    box.flags.remove("--enable-dp-attention")
+    assert "mega_needs_dp_attention" in codes(box)
+
+
+def test_another_architecture_is_refused(box: SimpleNamespace) -> None:
+    for path in box.root.glob("sys/class/kfd/kfd/topology/nodes/[1-8]/properties"):
+        path.write_text("simd_count 1216\ngfx_target_version 90402\n")
+    assert "arch" in codes(box)
+
+
+def test_a_mix_of_architectures_is_refused(box: SimpleNamespace) -> None:
+    (box.root / "sys/class/kfd/kfd/topology/nodes/3/properties").write_text("simd_count 9\ngfx_target_version 90402\n")
+    assert "arch" in codes(box)
+
+
+def test_a_missing_gpu_is_refused(box: SimpleNamespace) -> None:
+    (box.root / "sys/class/kfd/kfd/topology/nodes/5/properties").write_text("simd_count 0\n")
+    assert "too_few_gpus" in codes(box)
+
+
+@pytest.mark.parametrize("gone", ["kfd", "dri"])
+def test_a_device_that_was_not_passed_is_refused(box: SimpleNamespace, gone: str) -> None:
+    for path in sorted((box.root / "dev").rglob(f"*{gone}*" if gone == "kfd" else "renderD*")):
+        path.unlink()
+    assert "device_missing" in codes(box)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "fix"),
+    [
+        ("EACCES", "device_group", "--group-add 109"),
+        ("EPERM", "device_group", "--device"),
+        ("EIO", "device_error", "log"),
+    ],
+)
+def test_a_device_that_cannot_be_opened_names_the_groups_number(error: str, code: str, fix: str) -> None:
+    given = facts.Facts(
+        gpus=(),
+        devices=(facts.Device("/dev/dri/renderD128", 109, error),),
+        groups=(44, 10001),
+        uid=10001,
+        shm_bytes=None,
+    )
+    found = [f for f in launch.judge_container(given, mega=True, env={}) if f.code == code]
+    assert len(found) == 1 and fix in found[0].fix
+    if code == "device_group":
+        assert "109" in found[0].what and "44, 10001" in found[0].what
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become a user without the group")
+def test_a_process_without_the_devices_group_is_refused_for_real(tmp_path: Path) -> None:
+    node = tmp_path / "kfd"
+    node.touch()
+    os.chown(node, 0, 4711)
+    node.chmod(0o660)
+    for path in (tmp_path, *tmp_path.parents):
+        if path != Path("/") and path.stat().st_mode & 0o005 != 0o005:
+            path.chmod(path.stat().st_mode | 0o055)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:  # becomes the image's user; the test's own interpreter is root's
+        os.setgroups([44])
+        os.setgid(10001)
+        os.setuid(10001)
+        os.write(writer, str(facts.device(node)).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert b"group=4711, error='EACCES'" in os.read(reader, 4096)
+    os.close(reader)
+
+
+def test_a_place_that_cannot_be_written_is_refused(box: SimpleNamespace) -> None:
+    (box.root / "file").write_text("")
+    box.env["FLYDSL_RUNTIME_CACHE_DIR"] = str(box.root / "file/below")
+    assert "not_writable" in codes(box)
+
+
+def test_a_small_shared_memory_is_refused() -> None:
+    given = facts.Facts(gpus=(), devices=(), groups=(), uid=0, shm_bytes=64 << 20)
+    assert "shm_small" in [f.code for f in launch.judge_container(given, mega=True, env={})]
+
+
+@pytest.mark.parametrize("damage", ["directory", "config", "shards", "flag"])
+def test_a_checkpoint_that_is_not_there_is_refused(box: SimpleNamespace, damage: str) -> None:
+    if damage == "directory":
+        box.flags[1] = "deepseek-ai/DeepSeek-V4-Pro"  # a hub name: nothing is fetched in a service
+    elif damage == "config":
+        (box.model / "config.json").unlink()
+    elif damage == "shards":
+        next(box.model.glob("*.safetensors")).unlink()
+    else:
+        del box.flags[:2]
+    assert codes(box) == ["model_not_given" if damage == "flag" else "model_missing"]
+
+
+def test_an_image_built_on_a_stand_in_is_refused(box: SimpleNamespace) -> None:
+    (box.root / "opt/megamoe/not_run").mkdir(parents=True)
+    (box.root / "opt/megamoe/not_run/aiter-kernels").write_text("hipcc missing\n")
+    assert codes(box) == ["stand_in_image"]
+
+
+def test_an_image_that_was_changed_is_refused_with_exit_1(
+    box: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = box.root / "kernel.py"
+    watched.write_text("x = 1\n")
+    lock = box.root / "opt/megamoe/stack.lock.json"
+    monkeypatch.setattr(identity, "LOCK_PATH", Path("/opt/megamoe/stack.lock.json"))
+    (box.root / "edits").mkdir()
+    identity.write(identity.record({}, box.root / "edits", [watched]), lock)
+    assert codes(box) == []
+    watched.write_text("x = 2\n")
+    assert codes(box) == ["file_drift"]
+    assert launch.outcome(box.flags, box.env, box.root).exit_code is Exit.CHECK_FAILED
+
+
+def test_an_unknown_profile_is_refused(box: SimpleNamespace) -> None:
+    box.env["MEGAMOE_PROFILE"] = "deepseek-v4-por"
+    outcome = launch.outcome(box.flags, box.env, box.root)
+    assert (outcome.exit_code, outcome.findings[0].code) == (Exit.REFUSED, "profile_unknown")
+    assert "deepseek-v4-pro" in outcome.findings[0].fix
+
+
+def test_every_flag_that_the_plan_renders_is_read_back() -> None:
+    from megamoe.deploy.schema import Deploy
+    from megamoe.plan.effective import flags_of
+
+    args = {
+        "tensor_parallel": 8, "enable_dp_attention": True, "enable_expert_parallel": True, "enforce_eager": True,
+        "max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 9472, "kv_cache_dtype": "fp8",
+        "index_cache_dtype": "bf16", "gpu_memory_utilization": 0.85, "cudagraph_mode": "FULL", "level": 3,
+        "cudagraph_capture_sizes": [1, 2], "block_size": 128, "enable_prefix_caching": False, "method": "mtp",
+        "num_speculative_tokens": 3, "enable_chunked_prefill": True, "dp_load_balance": "round_robin",
+        "all2all_backend": "high-throughput", "eplb_config": {"num_redundant_experts": 0}, "trust_remote_code": True,
+        "hf_overrides": {"index_topk_freq": 4}, "load_dummy": "zero", "enable_tbo": "all", "eplb_enable": True,
+        "long_prefill_token_threshold": 0, "attn_prefill_chunk_size": 64, "draft_model": "/d", "data_parallel": 2,
+        "prefill_context_parallel": 2, "online_quant_config": {"a": 1}, "port": 8001, "internal_port": 8007, "host": "::",
+    }  # fmt: skip
+    deploy = Deploy.model_validate(
+        {
+            "engine": "atom",
+            "image": "x",
+            "model": {"path": "/m", "profile": "p", "weights": "mxfp4"},
+            "gpu": {"arch": "gfx950", "count": 8, "vram_gib": 288},
+            "args": args,
+        }
+    )
+    assert set(args) | {"moe_backend"} == set(type(deploy.args).model_fields)
+    found = arguments.read(flags_of(deploy), {})
+    assert found.model == "/m"
+    assert found.args == args
+    assert found.passed_on == []
+
+
+def test_a_flag_that_no_rule_knows_is_passed_on_and_said(box: SimpleNamespace) -> None:
+    box.flags += ["--mark-trace"]
+    outcome = launch.outcome(box.flags, box.env, box.root)
+    assert outcome.exit_code is Exit.PASS
+    assert any(f.code == "flag_not_judged" and "--mark-trace" in f.what for f in outcome.findings)
+
+
+def test_the_engine_gets_the_flags_as_given_and_the_health_checks_port() -> None:
+    env = ENV | {"MEGAMOE_PORT": "8123"}
+    assert launch.command(["--model", "/m"], env)[1:] == [
+        "-m", "atom.entrypoints.openai_server", "--model", "/m", "--server-port", "8123",
+    ]  # fmt: skip
+    assert launch.command(["--server-port=9"], env)[-1] == "--server-port=9"
+
+
+def test_kernels_made_ahead_of_time_are_put_where_the_engine_may_also_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baked, site = tmp_path / "kernels", tmp_path / "site"
+    (baked / "abc/launch_1").mkdir(parents=True)
+    (baked / "abc/launch_1/k.pkl").write_bytes(b"k")
+    (baked / "aot.json").write_text(json.dumps({"cache": "abc"}))
+    (site / "aiter/jit/flydsl_cache/other_2").mkdir(parents=True)
+    (site / "aiter/__init__.py").write_text("")
+    (site / "aiter/jit/module_x.so").write_text("")
+    (site / "aiter/jit/flydsl_cache/other_2/a.pkl").write_bytes(b"a")
+    monkeypatch.syspath_prepend(str(site))
+    env = {
+        "FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path / "run/flydsl"),
+        "MEGAMOE_KERNELS": str(baked),
+        "AITER_JIT_DIR": str(tmp_path / "run/aiter"),
+    }
+    for _ in range(2):  # a restarted container finds its places filled
+        assert launch.seed_caches(env) == 1
+    assert (tmp_path / "run/flydsl/launch_1/k.pkl").read_bytes() == b"k"
+    assert (tmp_path / "run/flydsl/other_2/a.pkl").exists()
+    assert (tmp_path / "run/aiter/module_x.so").resolve() == site / "aiter/jit/module_x.so"
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(90500, "gfx950"), (90402, "gfx942"), (90010, "gfx90a"), (120001, "gfx1201")]
+)
+def test_the_drivers_number_is_read_as_the_gfx_name(version: int, name: str) -> None:
+    assert facts.gfx_name(version) == name
+
+
+def test_a_refusal_is_one_exit_code_and_the_engine_is_never_started(box: SimpleNamespace) -> None:
+    env = {**os.environ, **box.env, "COMPILE_ONLY": "1", "MEGAMOE_ENGINE_MODULE": "no_such_engine"}
+    done = subprocess.run(
+        [sys.executable, "-m", "megamoe.image.launch", *box.flags], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == int(Exit.REFUSED)
+    assert "env_forbidden" in done.stderr and "no_such_engine" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_reading_a_broken_flag_is_a_problem_with_its_value() -> None:
+    with pytest.raises(Problem, match="eight"):
+        arguments.read(["-tp", "eight"], {})
