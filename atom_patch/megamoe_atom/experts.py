@@ -105,7 +105,7 @@ class MegaExperts:
     ) -> None:
         """clone: copy the result out of the kernel's output buffer, for a model that keeps it over the next layer.
 
-        status: the rank's StatusWriter, or None. Replayed graphs do not pass here, so they are not in its counts.
+        status: the rank's LaunchCounter, or None. Replayed graphs do not pass here; it counts them by itself.
         """
         self.name = name
         self.geometry = geometry

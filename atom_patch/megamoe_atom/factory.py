@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     import torch
 
     from megamoe_atom.experts import Geometry, MegaExperts
+    from megamoe_atom.graphs import LaunchCounter
     from megamoe_atom.layout import ConvertedLayer
     from megamoe_atom.selftest import SelfTest
+    from megamoe_atom.status import SelftestState, StatusWriter
 
 SWITCHES = ("ATOM_USE_FLYDSL", "ATOM_USE_FLYDSL_FUSED")
 
@@ -57,11 +59,14 @@ class Runtime:
         selftest: SelfTest | None = None,
         accept_no_swiglu_limit: bool = False,
         check: Callable[[Any, Any, Geometry], None] = lambda _layer, _method, _geometry: None,
-        status: Callable[[Geometry], Any] | None = None,
+        status: Callable[[Geometry], StatusWriter] | None = None,
+        graphs: Any = None,
+        mtpr: int | None = None,
     ) -> None:
         """build: MegaMoE's constructor. swiglu_in_kernel: whether it takes a swiglu_limit. clone: see MegaExperts.
 
         check: raises when a layer's whole configuration is not supported. status: makes the rank's StatusWriter.
+        graphs: the class of captured graphs, whose replays are counted. mtpr: ATOM_MEGA_MTPR, when it was given.
         """
         from megamoe_atom.experts import KernelPool
 
@@ -77,37 +82,31 @@ class Runtime:
         self._accept_no_limit = accept_no_swiglu_limit
         self._check = check
         self._make_status = status
-        self.status: Any = None
+        self._graphs = graphs
+        self._mtpr = mtpr
+        self.status: StatusWriter | None = None
+        self._launches: LaunchCounter | None = None
 
     def geometry(self, layer: Any, method: Any) -> Geometry:
-        """The kernel's geometry of a layer. mtpr is the configured maximum, never a batch's size.
+        """The kernel's geometry of a layer. mtpr is ATOM_MEGA_MTPR or the configured maximum, never a batch's size.
 
         Raises:
             Problem: mtpr (not a power of two), swiglu_limit (the kernel has none and that was not acknowledged).
         """
         from megamoe_atom.experts import Geometry
+        from megamoe_atom.limits import mtpr_reasons
+        from megamoe_atom.support import swiglu_reason
 
-        moe, parallel = layer.moe_config, layer.moe_parallel_config
-        mtpr = int(moe.max_num_tokens)
-        if mtpr < 1 or mtpr & (mtpr - 1):
-            raise Problem(
-                "mtpr",
-                what=f"max_num_batched_tokens={mtpr} is not a power of two",
-                why="it is the tokens per rank, one constant on every rank, taken apart by shift and mask",
-                fix="pass --max-num-batched-tokens 8192 (V4-Pro), 4096 or 2048",
-                exit_code=Exit.REFUSED,
-            )
+        parallel = layer.moe_parallel_config
+        mtpr = int(layer.moe_config.max_num_tokens) if self._mtpr is None else self._mtpr
+        reasons = mtpr_reasons(mtpr)
         limit = float(getattr(layer, "swiglu_limit", 0.0) or 0.0)
         if limit > 0 and not self._swiglu_in_kernel:
             if not self._accept_no_limit:
-                raise Problem(
-                    "swiglu_limit",
-                    what=f"{layer.layer_name} has swiglu_limit={limit}, MegaMoE v1 applies none",
-                    why="gsm8k upstream: 0.9424 with the fused kernel, 0.9522 with the standard path (ATOM#1666)",
-                    fix="use the edited kernels of our image, or acknowledge it with MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT=1",
-                    exit_code=Exit.REFUSED,
-                )
+                reasons.append(swiglu_reason(limit))
             limit = 0.0
+        if reasons:
+            raise Problem.of(reasons, exit_code=Exit.REFUSED)
         geometry = Geometry(
             rank=int(parallel.ep_rank),
             world_size=int(parallel.ep_size),
@@ -131,8 +130,13 @@ class Runtime:
         from megamoe_atom.experts import MegaExperts
 
         if self.status is None and self._make_status is not None:
+            from megamoe_atom.graphs import LaunchCounter
+
             self.status = self._make_status(geometry)
-        experts = MegaExperts(name, geometry, converted, self.pool, clone=self._clone, status=self.status)
+            self._launches = LaunchCounter(self.status)
+            if self._graphs is not None:
+                self._launches.watch(self._graphs)
+        experts = MegaExperts(name, geometry, converted, self.pool, clone=self._clone, status=self._launches)
         self.layers[name] = experts
         if self.status is not None:
             self.status.status.layers_converted.append(name)
@@ -145,7 +149,7 @@ class Runtime:
         from megamoe_atom.warmup import prewarm
 
         prewarm(list(self.layers.values()))
-        state = "off"
+        state: SelftestState = "off"
         try:
             if self.selftest is not None:
                 state = "failed"
@@ -155,7 +159,7 @@ class Runtime:
             self._record(state)
         self.proven = True
 
-    def _record(self, state: str) -> None:
+    def _record(self, state: SelftestState) -> None:
         """Writes the verdict into this rank's evidence, also when it is the reason why the start stops."""
         if self.status is None:
             return

@@ -8,6 +8,7 @@ load_weights (which calls the layout step a second time).
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from megamoe_atom.experts import Geometry, MegaExperts
 from megamoe_atom.layout import ConvertedLayer, convert_layer_tensors
 from megamoe_atom.problem import Exit, Problem, Reason
+from megamoe_atom.support import LAYER_ROWS, SupportInputs, of_layer, reasons_against
 
 if TYPE_CHECKING:
     from megamoe_atom.factory import Runtime
@@ -29,50 +31,12 @@ def raw_bytes(layer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 
 
 def layer_reasons(layer: Any, method: Any) -> list[Reason]:
-    """Why this layer, as constructed, cannot run on MegaMoE. What the command line decides is support.py's."""
-    parallel = layer.moe_parallel_config
-    name = getattr(layer, "layer_name", "a layer")
-    reasons: list[Reason] = []
-
-    def refuse(code: str, what: str, why: str) -> None:
-        fix = "serve this model without MegaMoE (unset ATOM_USE_FLYDSL_FUSED)"
-        reasons.append(Reason(code, f"{name}: {what}", why, fix))
-
-    if not parallel.use_ep or parallel.ep_size < 2:
-        refuse(
-            "ep_off",
-            f"ep_size={parallel.ep_size}",
-            "MegaMoE is an expert-parallel step; without EP it counts wrong experts",
-        )
-    if not parallel.use_all2all_kernels:
-        refuse(
-            "no_all2all",
-            "ATOM gathers the tokens of all ranks",
-            "each token would be computed once per rank and summed",
-        )
-    if layer.local_num_experts * parallel.ep_size != layer.global_num_experts:
-        refuse(
-            "expert_count",
-            f"{layer.local_num_experts} local experts x ep_size {parallel.ep_size} != {layer.global_num_experts}",
-            "the kernel finds an expert's rank as id // experts_per_rank",
-        )
-    if getattr(layer, "num_fused_shared_experts", 0) or getattr(layer, "num_redundant_experts", 0):
-        refuse("extra_experts", "fused shared or redundant experts", "their ids lie outside the kernel's expert range")
-    if layer.has_bias:
-        refuse("bias", "the experts have a bias", "the kernel adds none")
-    if method.hidden_pad or method.intermediate_pad:
-        refuse(
-            "padding",
-            f"hidden_pad={method.hidden_pad}, intermediate_pad={method.intermediate_pad}",
-            "rows are sent unpadded",
-        )
-    if method.static_input_scales:
-        refuse("static_scales", "static activation scales", "the kernel quantises activations dynamically")
-    if "silu" not in str(layer.activation).lower():
-        refuse("activation", f"activation={layer.activation}", "the kernel computes SiLU only")
-    if layer.apply_router_weight_on_input:
-        refuse("router_weight_on_input", "the routing weight goes on the input", "the kernel applies it after gemm2")
-    return reasons
+    """Why this layer, as constructed, cannot run on MegaMoE: support.py's rows for it, each with the layer's name."""
+    return [
+        replace(reason, what=f"{layer.layer_name}: {reason.what}")
+        for reason in reasons_against(of_layer(SupportInputs(), layer, method))
+        if reason.code in LAYER_ROWS
+    ]
 
 
 @functools.cache

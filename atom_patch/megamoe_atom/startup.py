@@ -13,7 +13,7 @@ from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files
 from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe_atom.settings import Settings, parse
 from megamoe_atom.status import RankStatus, StatusWriter
-from megamoe_atom.support import SupportInputs, reasons_against, require_supported
+from megamoe_atom.support import SupportInputs, of_layer, reasons_against, require_supported
 
 if TYPE_CHECKING:
     from megamoe_atom.experts import Geometry
@@ -27,43 +27,36 @@ def support_inputs(
 
     parallel = layer.moe_parallel_config
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return SupportInputs(
-        hidden=int(layer.hidden_size),
-        inter=int(layer.intermediate_size_per_partition),
-        padded_hidden=geometry.hidden,
-        padded_inter=geometry.inter,
-        experts=geometry.experts,
-        topk=geometry.topk,
-        ep_enabled=bool(parallel.use_ep),
-        ep_size=geometry.world_size,
+    launch = SupportInputs(
         tp_size=int(parallel.tp_size),
         dp_size=int(parallel.dp_size),
-        dp_attention=bool(config.enable_dp_attention),
-        pcp_size=int(config.prefill_context_parallel_size),
         visible_gpus=torch.cuda.device_count(),
-        mori_available=bool(parallel.use_all2all_kernels),
-        shmem_mode=settings.shmem_mode,
         heap_bytes=settings.heap_bytes,
-        tbo=bool(config.enable_tbo or config.enable_tbo_decode),
-        eplb=bool(config.eplb_enable),
-        redundant_experts=int(layer.num_redundant_experts),
-        fused_shared_experts=int(layer.num_fused_shared_experts),
-        bias=bool(layer.has_bias),
-        activation="silu" if "silu" in str(layer.activation).lower() else str(layer.activation),
-        router_weight_on_input=bool(layer.apply_router_weight_on_input),
         quant=geometry.quant,
-        mtpr=settings.mtpr if settings.mtpr is not None else geometry.mtpr,
-        max_num_batched_tokens=geometry.mtpr,
-        swiglu_limit=float(getattr(layer, "swiglu_limit", 0.0) or 0.0),
+        mtpr=geometry.mtpr,
+        max_num_batched_tokens=int(layer.moe_config.max_num_tokens),
         kernel_has_swiglu_limit=geometry.swiglu_limit > 0,
         accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
-        triton_moe=settings.triton_moe,
-        triton_moe_decode=settings.triton_moe_decode,
         arch=str(gpu.gcnArchName).split(":")[0],
         flydsl_version=importlib.metadata.version("flydsl"),
         cu_count=int(gpu.multi_processor_count),
         fixed_slot_race_closed={kernel_edits.PUBLISH_ORDER, kernel_edits.PAYLOAD_WAIT} <= edits,
         xcd_guard_closed=kernel_edits.XCD_GUARD in edits,
+    )
+    return of_layer(_of_config(launch, config, settings), layer, method)
+
+
+def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> SupportInputs:
+    """`launch` with what ATOM's config and the environment decide for every layer."""
+    return replace(
+        launch,
+        dp_attention=bool(config.enable_dp_attention),
+        pcp_size=int(config.prefill_context_parallel_size),
+        tbo=bool(config.enable_tbo or config.enable_tbo_decode),
+        eplb=bool(config.eplb_enable),
+        shmem_mode=settings.shmem_mode,
+        triton_moe=settings.triton_moe,
+        triton_moe_decode=settings.triton_moe_decode,
         compile_only=settings.compile_only,
         kernels_path_given=settings.kernels_path is not None,
     )
@@ -71,20 +64,7 @@ def support_inputs(
 
 def config_reasons(config: Any, settings: Settings) -> list[Reason]:
     """What the launch alone tells, before a kernel is loaded: the same rows of support.py, on a machine that fits."""
-    return reasons_against(
-        replace(
-            SupportInputs(),
-            dp_attention=bool(config.enable_dp_attention),
-            pcp_size=int(config.prefill_context_parallel_size),
-            tbo=bool(config.enable_tbo or config.enable_tbo_decode),
-            eplb=bool(config.eplb_enable),
-            shmem_mode=settings.shmem_mode,
-            triton_moe=settings.triton_moe,
-            triton_moe_decode=settings.triton_moe_decode,
-            compile_only=settings.compile_only,
-            kernels_path_given=settings.kernels_path is not None,
-        )
-    )
+    return reasons_against(_of_config(SupportInputs(), config, settings))
 
 
 def ep_group() -> Any:
@@ -158,6 +138,8 @@ def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> R
     megamoe = load_megamoe(settings.kernels_path)
     edits = kernel_edits.present(verify_files(settings.kernels_path.resolve()))
     require_edits(edits, settings.kernel_edits)
+    import torch
+
     from megamoe_atom.selftest import SelfTest
 
     selftest = None
@@ -176,4 +158,6 @@ def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> R
             support_inputs(config, settings, geometry, layer, method, edits)
         ),
         status=lambda geometry: status_writer(settings, geometry, edits),
+        graphs=torch.cuda.CUDAGraph,
+        mtpr=settings.mtpr,
     )

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ class RankStatus:
     """One rank's evidence. Times are Unix seconds; heap sizes bytes; selftest maps layer to its relL2.
 
     kernel_instances: MegaMoE objects of this process; more than one per geometry would mean a leak of heap.
-    launches: stage-1 launches of all layers together, the number that the epoch counts.
+    launches: stage-1 launches of all layers together, replayed graphs included: the number that the epoch counts.
     kernel_edits: the edits that the loaded kernels carry; proven by execution on a CPU, not yet run on gfx950.
     """
 
@@ -113,9 +113,14 @@ class StatusWriter:
 
     def forward(self, layer: str, launches: int = 1) -> None:
         """Counts launches of a layer and writes the file when the interval has passed."""
+        self.forwards({layer: launches})
+
+    def forwards(self, launches: Mapping[str, int]) -> None:
+        """The same for several layers, layer -> launches: what one replayed graph holds."""
         status = self.status
-        status.launches += launches
-        status.launches_per_layer[layer] = status.launches_per_layer.get(layer, 0) + launches
+        for layer, count in launches.items():
+            status.launches += count
+            status.launches_per_layer[layer] = status.launches_per_layer.get(layer, 0) + count
         if self._clock() >= self._next:
             self.write()
 

@@ -7,7 +7,8 @@ ROCm/ATOM#1666, which checked none of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from megamoe_atom import limits
 from megamoe_atom.problem import Exit, Problem, Reason
@@ -26,7 +27,7 @@ class SupportInputs:
 
     hidden, inter: without padding; padded_*: as ATOM would pad them. kernel_has_swiglu_limit: the edited kernels.
     fixed_slot_race_closed: whether the loaded kernels carry the edits for E9 and L2 (publish_order, payload_wait).
-    xcd_guard_closed: whether they carry the one for E2 (xcd_guard).
+    xcd_guard_closed: whether they carry the one for E2 (xcd_guard). local_experts: what ATOM built on this rank.
     """
 
     hidden: int = 7168
@@ -34,6 +35,7 @@ class SupportInputs:
     padded_hidden: int = 7168
     padded_inter: int = 3072
     experts: int = 384
+    local_experts: int | None = None
     topk: int = 6
     ep_enabled: bool = True
     ep_size: int = 8
@@ -54,6 +56,7 @@ class SupportInputs:
     bias: bool = False
     activation: str = "silu"
     router_weight_on_input: bool = False
+    static_input_scales: bool = False
     weight_format: str = "mxfp4"
     quant: str = "a8w4"
     mtpr: int = 8192
@@ -71,6 +74,50 @@ class SupportInputs:
     xcd_guard_closed: bool = False
     compile_only: bool = False
     kernels_path_given: bool = True
+
+
+LAYER_ROWS = frozenset(
+    {
+        "ep_off",
+        "mori",
+        "expert_split",
+        "expert_count",
+        "redundant_experts",
+        "fused_shared_experts",
+        "bias",
+        "activation",
+        "router_weight_on_input",
+        "static_scales",
+        "padding",
+    }
+)
+"""The rows that a layer decides by how ATOM constructed it."""
+
+
+def of_layer(launch: SupportInputs, layer: Any, method: Any) -> SupportInputs:
+    """`launch` with what an ATOM layer (FusedMoE) and its method say of themselves."""
+    parallel = layer.moe_parallel_config
+    hidden, inter = int(method.hidden_size), int(method.intermediate_size)
+    return replace(
+        launch,
+        hidden=hidden - int(method.hidden_pad),
+        inter=inter - int(method.intermediate_pad),
+        padded_hidden=hidden,
+        padded_inter=inter,
+        experts=int(layer.global_num_experts),
+        local_experts=int(layer.local_num_experts),
+        topk=int(layer.top_k),
+        ep_enabled=bool(parallel.use_ep),
+        ep_size=int(parallel.ep_size),
+        mori_available=bool(parallel.use_all2all_kernels),
+        redundant_experts=int(layer.num_redundant_experts),
+        fused_shared_experts=int(layer.num_fused_shared_experts),
+        bias=bool(layer.has_bias),
+        activation="silu" if "silu" in str(layer.activation).lower() else str(layer.activation),
+        router_weight_on_input=bool(layer.apply_router_weight_on_input),
+        static_input_scales=bool(method.static_input_scales),
+        swiglu_limit=float(getattr(layer, "swiglu_limit", 0.0) or 0.0),
+    )
 
 
 def swiglu_reason(limit: float) -> Reason:
@@ -149,9 +196,9 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
     refuse(
         not c.mori_available,
         "mori",
-        "mori cannot be imported",
-        "the symmetric heap is mori's",
-        "install mori, as our image does",
+        "mori cannot be imported, or ATOM gathers the tokens of all ranks instead of using it",
+        "the symmetric heap is mori's; of gathered tokens each would be computed once per rank, and summed",
+        "install mori, as our image does, and pass --enable-dp-attention and --enable-expert-parallel",
     )
     refuse(
         c.shmem_mode != "static",
@@ -233,9 +280,15 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
         "the kernels read e2m1 pairs with one e8m0 scale per 32 values",
         "use the fp4-expert checkpoint (not -Base or -FP8)",
     )
-    quant_ok = c.quant == "a8w4"
     refuse(
-        not quant_ok,
+        c.static_input_scales,
+        "static_scales",
+        "the experts have static activation scales",
+        "the kernels quantise activations by themselves",
+        "this model cannot use MegaMoE",
+    )
+    refuse(
+        c.quant != "a8w4",
         "quant",
         f"quant is {c.quant}",
         "only a8w4 is proven here",
@@ -293,6 +346,14 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
         f"{c.experts} experts over {c.ep_size} ranks",
         "every rank owns the same number",
         "use an EP size that divides the experts",
+    )
+    refuse(
+        splits and c.local_experts is not None and c.local_experts * c.ep_size != c.experts,
+        "expert_count",
+        f"ATOM built {c.local_experts} experts on this rank, {c.experts} experts over {c.ep_size} ranks are "
+        f"{c.experts // max(c.ep_size, 1)}",
+        "the kernels find an expert's rank as id // experts per rank",
+        "turn EPLB, redundant and fused shared experts off",
     )
     # ---- tokens and memory
     power = limits.mtpr_reasons(c.mtpr)

@@ -29,6 +29,8 @@ SIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plugin": ({"plugin_mode": "vllm"}, {"plugin_mode": None}),
     "triton_moe": ({"triton_moe": True}, {"triton_moe": False}),
     "triton_moe_decode": ({"triton_moe_decode": True}, {"triton_moe_decode": False}),
+    "expert_count": ({"local_experts": 49}, {"local_experts": 48}),
+    "static_scales": ({"static_input_scales": True}, {"static_input_scales": False}),
     "bias": ({"bias": True}, {"bias": False}),
     "activation": ({"activation": "gelu"}, {"activation": "SiLU"}),
     "router_weight_on_input": ({"router_weight_on_input": True}, {"router_weight_on_input": False}),

@@ -44,6 +44,8 @@ ONLY_THE_PROCESS_KNOWS = {
     "plugin",
     "fused_shared_experts",
     "redundant_experts",
+    "expert_count",
+    "static_scales",
     "bias",
     "activation",
     "router_weight_on_input",
