@@ -322,6 +322,7 @@ def run_faults(policy: Policy, evidence: Evidence, data: dict[str, Any], notes: 
                 AGAIN,
             )
         )
+    faults += _ranks_faults(run, data)
     image = number(run.get("image_created"))
     if image is not None and date is not None and date < image:
         faults.append(
@@ -369,6 +370,42 @@ def run_faults(policy: Policy, evidence: Evidence, data: dict[str, Any], notes: 
                 )
             )
     return faults
+
+
+def _ranks_faults(run: dict[str, Any], data: dict[str, Any]) -> list[Reason]:
+    """The adapter's evidence before and after the run, where it was watched: same processes, and the fused path ran."""
+    before, after = run.get("ranks"), run.get("ranks_at_end")
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return []
+    faults = []
+    others = sorted(r for r in {*before, *after} if _process(before.get(r)) != _process(after.get(r)))
+    if others:
+        faults.append(
+            Reason(
+                "SERVER_RESTARTED",
+                f"the processes of ranks {', '.join(others)} are not the ones that the run began with",
+                "the answers come from two servers",
+                AGAIN,
+            )
+        )
+        return faults
+    grown = {r: after[r].get("launches", 0) - before[r].get("launches", 0) for r in before}
+    data["fused_launches"] = grown
+    idle = sorted(r for r, launches in grown.items() if launches <= 0)
+    if idle:
+        faults.append(
+            Reason(
+                "FUSED_PATH_IDLE",
+                f"the launch counters of ranks {', '.join(idle)} did not grow within the run",
+                "the answers did not come from the fused path",
+                "look at that rank's log, and whether this is the server that was asked",
+            )
+        )
+    return faults
+
+
+def _process(rank: Any) -> tuple[Any, Any] | None:
+    return (rank.get("pid"), rank.get("started_at")) if isinstance(rank, dict) else None
 
 
 def _causes(requests: dict[str, Any]) -> str:

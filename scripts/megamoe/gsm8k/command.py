@@ -31,7 +31,15 @@ def gsm8k(
         str | None, typer.Option(help="Build time of the image, epoch seconds or ISO time.")
     ] = None,
     image_digest: Annotated[str | None, typer.Option(help="Digest of the running image, for provenance.")] = None,
+    deploy: Annotated[str | None, typer.Option(help="Deploy file: image digest and arguments, for provenance.")] = None,
+    status_dir: Annotated[
+        str | None, typer.Option(help="Folder with the adapter's evidence: a restart is seen.")
+    ] = None,
+    status_command: Annotated[str | None, typer.Option(help="Command that prints the evidence.")] = None,
     api_key_file: Annotated[str | None, typer.Option(help="File with the API key (else MEGAMOE_API_KEY).")] = None,
+    further: Annotated[
+        bool, typer.Option("--further", help="Further questions for the second stage: may be fewer than the policy's.")
+    ] = False,
     early_stop: Annotated[bool, typer.Option(help="Stop a broken model early.")] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume; keep what is there under previous/.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the JSON envelope.")] = False,
@@ -43,25 +51,29 @@ def gsm8k(
 
         return run_gsm8k(
             Request(
-                url,
-                dataset,
-                out,
-                policy,
-                fewshot,
-                limit,
-                num_fewshot,
-                concurrency,
-                endpoint,
-                max_gen_toks,
-                max_retries,
-                timeout,
-                model,
-                server_started,
-                image_created,
-                image_digest,
-                api_key_file,
-                early_stop,
-                fresh,
+                url=url,
+                dataset=dataset,
+                out=out,
+                policy=policy,
+                fewshot=fewshot,
+                limit=limit,
+                num_fewshot=num_fewshot,
+                concurrency=concurrency,
+                endpoint=endpoint,
+                max_gen_toks=max_gen_toks,
+                max_retries=max_retries,
+                timeout=timeout,
+                model=model,
+                server_started=server_started,
+                image_created=image_created,
+                image_digest=image_digest,
+                deploy=deploy,
+                status_dir=status_dir,
+                status_command=status_command,
+                api_key_file=api_key_file,
+                further=further,
+                early_stop=early_stop,
+                fresh=fresh,
             )
         )
 

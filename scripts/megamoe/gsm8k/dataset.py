@@ -55,3 +55,32 @@ def load_questions(path: str | Path) -> tuple[list[dict[str, str]], str]:
             fix="give a GSM8K-format JSONL file",
         )
     return rows, hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def check_counts(questions: int, examples: int, shots: int, limit: int | None, required: int) -> None:
+    """What is asked for against what the files hold.
+
+    Raises:
+        Problem: more questions or examples are asked for than there are, or the policy can never be met (all exit 2).
+    """
+    if limit is not None and limit > questions:
+        raise Problem(
+            "limit_too_large",
+            what=f"--limit {limit} is larger than the data set of {questions} questions",
+            why="questions would be missing without a word",
+            fix=f"use at most --limit {questions}",
+        )
+    if limit is None and required > questions:
+        raise Problem(
+            "dataset_too_small",
+            what=f"the policy requires {required} questions, the data set has {questions}",
+            why="the gate would call such a run INVALID after all its questions were asked",
+            fix="give the whole file; for a trial run say so with --limit, for a second stage with --further",
+        )
+    if shots > examples:
+        raise Problem(
+            "fewshot_too_few",
+            what=f"{shots} shots from {examples} examples",
+            why="the prompt needs them all",
+            fix="give a larger --fewshot file",
+        )

@@ -94,7 +94,7 @@ def served_model(http: httpx.Client, wanted: str | None) -> tuple[str, dict[str,
     names = [m["id"] for m in entries or [] if isinstance(m, dict) and isinstance(m.get("id"), str)]
     if wanted is None and len(names) == 1:
         wanted = names[0]
-    if wanted not in names:
+    if wanted is None or wanted not in names:
         raise Problem(
             "wrong_model",
             what=f"/v1/models lists {names}, " + (f"not {wanted!r}" if wanted else "not one model"),

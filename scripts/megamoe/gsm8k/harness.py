@@ -15,7 +15,6 @@ import os
 import random
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ class Journalled:
     """Mixin over lm-eval's API models: `generate_until` with a journal, counted retries and an early stop."""
 
     settings: dict[str, Any]
-    counts: Counter[str]
-    refused: int
+    retried = 0
+    failed = 0
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         return asyncio.run(self._run(requests))
@@ -98,8 +97,8 @@ class Journalled:
                 done=state["scored"],
                 total=len(order),
                 right=state["right"],
-                retried=self.counts["retried"],
-                failed=self.counts["failed"],
+                retried=self.retried,
+                failed=self.failed,
                 left_s=left,
             )
 
@@ -164,21 +163,18 @@ class Journalled:
         )
         if isinstance(payload.get("prompt"), list) and len(payload["prompt"]) == 1:
             payload["prompt"] = payload["prompt"][0]  # ATOM takes one string only (atom/entrypoints/openai/protocol.py)
-        self.counts["total"] += 1
         begun = time.monotonic()
-        why = ""
+        causes: list[str] = []
         for attempt in range(cfg["max_retries"] + 1):
             if attempt:
-                if attempt == 1:
-                    self.counts["retried"] += 1
+                self.retried += attempt == 1
                 await asyncio.sleep(min(10.0, cfg["backoff_s"] * 2 ** (attempt - 1)))
             try:
                 async with session.post(self.base_url, json=payload, headers=self.header) as response:
                     if response.status != 200:
-                        why = f"HTTP {response.status}"
+                        causes.append(f"HTTP {response.status}")
                         if response.status in (400, 401, 403, 404, 422):
                             say(event="refused", status=response.status, body=(await response.text())[:300])
-                            self.counts[why] += 1
                             break  # asking again changes nothing
                     else:
                         body = await response.json(content_type=None)
@@ -189,21 +185,28 @@ class Journalled:
                             "text": text,
                             "finish_reason": choice.get("finish_reason"),
                             "attempts": attempt + 1,
+                            "causes": causes,
                             "seconds": round(time.monotonic() - begun, 3),
                             "session": cfg["session"],
                         }
             except aiohttp.ClientConnectorError as error:
-                why = "connection refused" if isinstance(error.os_error, ConnectionRefusedError) else "cannot connect"
-                self.refused += why == "connection refused"
+                refused = isinstance(error.os_error, ConnectionRefusedError)
+                causes.append("connection refused" if refused else "cannot connect")
             except TimeoutError:
-                why = "timeout"
+                causes.append("timeout")
             except aiohttp.ClientError as error:
-                why = type(error).__name__
+                causes.append(type(error).__name__)
             except (ValueError, KeyError, IndexError, TypeError):
-                why = "answer is not a completion"
-            self.counts[why] += 1
-        self.counts["failed"] += 1
-        return {"doc_id": request.doc_id, "text": None, "error": why, "session": cfg["session"]}
+                causes.append("answer is not a completion")
+        self.failed += 1
+        return {
+            "doc_id": request.doc_id,
+            "text": None,
+            "error": causes[-1],
+            "attempts": len(causes),
+            "causes": causes,
+            "session": cfg["session"],
+        }
 
 
 class Completions(Journalled, LocalCompletionsAPI):
@@ -227,7 +230,7 @@ def main() -> int:
         "max_gen_toks": config["max_gen_toks"],
     }
     model = kind(**args, tokenizer_backend=None)
-    model.settings, model.counts, model.refused = config, Counter(), 0
+    model.settings = config
     begun = time.time()
     stopped = False
     try:
@@ -244,18 +247,6 @@ def main() -> int:
         )
     except StoppedEarly:
         results, stopped = None, True
-    causes = {k: v for k, v in model.counts.items() if k not in ("total", "retried", "failed")}
-    (out / "requests.json").write_text(
-        json.dumps(
-            {
-                "total": model.counts["total"],
-                "retried": model.counts["retried"],
-                "failed": model.counts["failed"],
-                "refused": model.refused,
-                "causes": causes,
-            }
-        )
-    )
     if stopped:
         return EARLY_FAIL_EXIT
     samples = results.pop("samples")[config["task"]]
