@@ -63,7 +63,7 @@ def open_rdwr(path: str) -> str:
 
 
 def devices() -> Dict[str, Any]:  # noqa: UP006
-    out = {}
+    out: Dict[str, Any] = {}  # noqa: UP006
     for path in ["/dev/kfd", *sorted(glob.glob("/dev/dri/renderD*"))]:  # noqa: PTH207
         try:
             facts = os.stat(path)  # noqa: PTH116
@@ -82,6 +82,53 @@ def pci() -> List[Dict[str, str]]:  # noqa: UP006
             out.append({"address": os.path.basename(path), "device": read(path + "/device") or "",  # noqa: PTH119
                         "driver": os.path.basename(driver) if os.path.exists(path + "/driver") else ""})  # noqa: PTH110, PTH119
     return out
+
+
+def smi_rows(*words: str) -> List[Dict[str, Any]]:  # noqa: UP006
+    """Rows of `amd-smi ... --json`; newer releases wrap the list in an object."""
+    raw = as_json(run("amd-smi", *words, "--json"))
+    found = raw.get("gpu_data") if isinstance(raw, dict) else raw
+    return [r for r in found if isinstance(r, dict)] if isinstance(found, list) else []
+
+
+def driver_version() -> Optional[str]:  # noqa: UP045
+    """The release of the amdgpu driver package (30.30.3); the module's own version is another series."""
+    for row in smi_rows("static", "--driver"):
+        driver = part(row, "driver")
+        version = driver.get("version") or driver.get("driver_version")
+        if isinstance(version, str) and version not in ("", "N/A"):
+            return version
+    return None
+
+
+def firmware_bundles() -> Optional[List[str]]:  # noqa: UP006, UP045
+    """PLDM bundle of each GPU, without repetition."""
+    out = set()
+    for row in smi_rows("firmware"):
+        for entry in row.get("fw_list") or []:
+            name = str(entry.get("fw_id", entry.get("fw_name", ""))) if isinstance(entry, dict) else ""
+            if "PLDM" in name.upper():
+                out.add(str(entry.get("fw_version", "")))
+    return sorted(out - {"", "N/A"}) or None
+
+
+def part(of: Dict[str, Any], key: str) -> Dict[str, Any]:  # noqa: UP006
+    """A mapping inside a mapping, {} when it is absent or something else."""
+    value = of.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def engine_info(engine: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
+    """Where the engine that answers really runs: operating system, kernel, rootless, its data root."""
+    raw = as_json(run(engine, "info", "--format", "{{json .}}"))
+    if not isinstance(raw, dict):
+        return None
+    host, store, options = part(raw, "host"), part(raw, "store"), raw.get("SecurityOptions")  # podman: host, store
+    security, system = part(host, "security"), part(host, "distribution")
+    return {"engine": engine, "os": str(raw.get("OperatingSystem") or system.get("distribution") or ""),
+            "kernel": str(raw.get("KernelVersion") or host.get("kernel") or ""),
+            "rootless": bool(security.get("rootless")) or any("rootless" in str(o) for o in options or []),
+            "root": str(raw.get("DockerRootDir") or store.get("graphRoot") or "")}
 
 
 def kfd_nodes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
@@ -105,7 +152,7 @@ def kfd_nodes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
 
 def gpus() -> List[Dict[str, Any]]:  # noqa: UP006
     """VRAM per GPU from sysfs, in MB (2**20 bytes)."""
-    out = []
+    out: List[Dict[str, Any]] = []  # noqa: UP006
     for path in sorted(glob.glob("/sys/class/drm/card*/device/mem_info_vram_total")):  # noqa: PTH207
         base = os.path.dirname(path)  # noqa: PTH120
         total, used, busy = read(path), read(base + "/mem_info_vram_used"), read(base + "/gpu_busy_percent")
@@ -116,9 +163,14 @@ def gpus() -> List[Dict[str, Any]]:  # noqa: UP006
                 entry["vram_used_mb"] = int(used) >> 20
             if busy and busy.isdigit():
                 entry["util"] = int(busy)
-            mode = read(base + "/current_compute_partition")
-            if mode:
-                entry["partition"] = mode
+            for key, name in (("partition", "current_compute_partition"), ("memory_partition",
+                                                                           "current_memory_partition")):
+                mode = read(base + "/" + name)
+                if mode:
+                    entry[key] = mode
+            errors = re.search(r"ue:\s*(\d+)", read(base + "/ras/umc_err_count") or "")
+            if errors:
+                entry["ecc_uncorrectable"] = int(errors.group(1))
             out.append(entry)
     return out
 
@@ -139,7 +191,8 @@ def smi_gpus() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
     out = []
     for row in rows:
         if isinstance(row, dict):
-            memory = row.get("mem_usage") if isinstance(row.get("mem_usage"), dict) else {}
+            usage = row.get("mem_usage")
+            memory: Dict[str, Any] = usage if isinstance(usage, dict) else {}  # noqa: UP006
             total, used = megabytes(memory.get("total_vram")), megabytes(memory.get("used_vram"))
             entry: Dict[str, Any] = {"id": row.get("gpu")}  # noqa: UP006
             if total is not None:
@@ -196,19 +249,74 @@ def ports() -> Optional[List[int]]:  # noqa: UP006, UP045
     return sorted(out) if text.strip() else None
 
 
-def space(path: str) -> Optional[Dict[str, int]]:  # noqa: UP006, UP045
-    """Total and free bytes of the file system of path or its nearest parent."""
+def file_system(path: str) -> Optional[str]:  # noqa: UP045
+    """Type of the file system that holds path, by the longest mount point that leads to it."""
+    real = os.path.realpath(path)
+    best, kind = "", None
+    for line in (read("/proc/self/mounts") or "").splitlines():
+        parts = line.split()
+        if len(parts) > 2:
+            point = parts[1].replace("\\040", " ")
+            inside = point == "/" or real == point or real.startswith(point + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, parts[2]
+    return kind
+
+
+def weights(path: str) -> Optional[int]:  # noqa: UP045
+    """Bytes of the shards in the model directory, by their sizes alone; 0 when the directory is not there yet."""
+    if not os.path.isdir(path):  # noqa: PTH112
+        return 0
+    try:
+        return sum(os.stat(f).st_size for f in glob.glob(path + "/*.safetensors"))  # noqa: PTH116, PTH207
+    except OSError:
+        return None
+
+
+def leftovers() -> List[str]:  # noqa: UP006
+    """Shared memory segments that a collective library left behind: older than the youngest boot of a container."""
+    out = []
+    for path in sorted(glob.glob("/dev/shm/nccl-*") + glob.glob("/dev/shm/mori*")):  # noqa: PTH207
+        try:
+            if time.time() - os.stat(path).st_mtime > 3600:  # noqa: PTH116
+                out.append(path)
+        except OSError:
+            continue
+    return out
+
+
+def stale_locks(cache: str) -> List[str]:  # noqa: UP006
+    """Lock files in a compile cache that nobody has touched for an hour."""
+    out: List[str] = []  # noqa: UP006
+    for base, _, names in os.walk(cache):
+        for name in names:
+            path = os.path.join(base, name)  # noqa: PTH118
+            try:
+                if name.endswith(".lock") and time.time() - os.lstat(path).st_mtime > 3600:
+                    out.append(path)
+            except OSError:
+                continue
+        if len(out) > 100:
+            break
+    return sorted(out)[:100]
+
+
+def space(path: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
+    """Total and free bytes, and the type, of the file system of path or its nearest parent."""
     while not os.path.exists(path) and path != "/":  # noqa: PTH110
         path = os.path.dirname(path)  # noqa: PTH120
     try:
         facts = os.statvfs(path)
     except OSError:
         return None
-    return {"total_bytes": facts.f_blocks * facts.f_frsize, "free_bytes": facts.f_bavail * facts.f_frsize}
+    kind = file_system(path)
+    return {"total_bytes": facts.f_blocks * facts.f_frsize, "free_bytes": facts.f_bavail * facts.f_frsize,
+            **({"fstype": kind} if kind else {})}
 
 
-def collect(model_path: str = "") -> Dict[str, Any]:  # noqa: UP006
-    """All facts of this host."""
+def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: str = "docker") -> dict[
+        str, Any]:
+    """All facts of this host. model_path, cache_dir and image are the deployment's, engine the one it plans."""
     facts: Dict[str, Any] = {"collected_at": int(time.time()), "hostname": socket.gethostname(),  # noqa: UP006
                              "kernel": platform.release(), "env": {k: v for k, v in os.environ.items() if k.endswith(
                                  "_VISIBLE_DEVICES")}}
@@ -229,8 +337,20 @@ def collect(model_path: str = "") -> Dict[str, Any]:  # noqa: UP006
         "kfd_processes": kfd_processes(), "cmdline": read("/proc/cmdline"),
         "amdgpu_version": read("/sys/module/amdgpu/version"), "amdgpu_initstate": read("/sys/module/amdgpu/initstate"),
         "listening_ports": ports(), "shm": space("/dev/shm"), "disk_model": space(model_path) if model_path else None,
-        "disk_docker": space("/var/lib/docker"),
+        "driver_version": driver_version(), "firmware_bundle": firmware_bundles(), "engine_info": engine_info(engine),
+        "model_bytes": weights(model_path) if model_path else None,
     }
+    root = (optional["engine_info"] or {}).get("root") or "/var/lib/docker"
+    optional["disk_docker"] = space(root)
+    facts["cdi_specs"] = sorted(glob.glob("/etc/cdi/*") + glob.glob("/var/run/cdi/*"))  # noqa: PTH207
+    facts["shm_leftovers"] = leftovers()
+    if cache_dir:
+        facts["stale_locks"] = stale_locks(cache_dir)
+    if image:
+        facts["image_present"] = run(engine, "image", "inspect", image) is not None
+    kernel_log = run("dmesg")
+    if kernel_log is not None:  # the end of it: a host that runs for months has long begun to forget
+        facts["dmesg"] = [line for line in kernel_log.splitlines() if "amdgpu" in line or "kfd" in line][-500:]
     rocm = as_json(run("rocm-smi", "--showid", "--json"))
     if isinstance(rocm, dict):
         optional["rocm_smi_gpus"] = sum(1 for k in rocm if re.match(r"card\d+$", k))
@@ -258,5 +378,5 @@ def collect(model_path: str = "") -> Dict[str, Any]:  # noqa: UP006
 
 
 if __name__ == "__main__":
-    json.dump(collect(sys.argv[1] if len(sys.argv) > 1 else ""), sys.stdout, indent=2, sort_keys=True)
+    json.dump(collect(*sys.argv[1:5]), sys.stdout, indent=2, sort_keys=True)
     print()

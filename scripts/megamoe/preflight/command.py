@@ -36,7 +36,8 @@ def _outcome(path: str, facts_path: str, collect: bool) -> Outcome:
     if collect:
         from megamoe.preflight.collect_facts import collect as collect_here
 
-        facts = collect_here(deploy.model.path)
+        facts = collect_here(deploy.model.path, deploy.container.cache_dir or "", deploy.image,
+                             deploy.container.engine)
     else:
         from megamoe.text_input import load_json
 

@@ -23,25 +23,96 @@ args: {tensor_parallel: 8, port: 8000}
 """).deploy
 ADDRESSES = [f"0000:{5 + 16 * i:02x}:00.0" for i in range(8)]
 GOOD: dict[str, Any] = {
-    "lspci_accelerators": 8, "kfd_gpu_nodes": 8, "rocm_smi_gpus": 8, "numa_balancing": 0, "cmdline": "quiet iommu=pt",
-    "pci": [{"address": a} for a in ADDRESSES], "kfd": [{"address": a, "arch": "gfx950"} for a in ADDRESSES],
-    "listening_ports": [22], "shm": {"total_bytes": 1 << 37, "free_bytes": 1 << 37}, "engines": {"docker": "29"},
+    "lspci_accelerators": 8,
+    "kfd_gpu_nodes": 8,
+    "rocm_smi_gpus": 8,
+    "numa_balancing": 0,
+    "cmdline": "quiet iommu=pt",
+    "kernel": "6.8.0-60-generic",
+    "engine_info": {"os": "Ubuntu 24.04", "kernel": "6.8.0-60-generic", "rootless": False},
+    "driver_version": "30.30.3",
+    "firmware_bundle": ["01.26.00.02"],
+    "ram_bytes": 3 << 40,
+    "clock_synchronised": True,
+    "disk_docker": {"free_bytes": 1 << 40},
+    "disk_model": {"free_bytes": 0, "fstype": "xfs"},
+    "model_bytes": 864721029744,
+    "dmesg": ["amdgpu 0000:05:00.0: amdgpu: initialized"],
+    "pci": [{"address": a, "device": "0x75a3"} for a in ADDRESSES],
+    "kfd": [{"address": a, "arch": "gfx950"} for a in ADDRESSES],
+    "listening_ports": [22],
+    "shm": {"total_bytes": 1 << 37, "free_bytes": 1 << 37},
+    "engines": {"docker": "Docker version 29.1.2, build 890dcca"},
     "gpus": [{"id": i, "vram_total_mb": 294896, "vram_used_mb": 283, "partition": "SPX"} for i in range(8)],
-    "kfd_processes": [], "containers": [], "probe": {"open_kfd_rdwr": "OK"}}
+    "kfd_processes": [],
+    "containers": [],
+    "probe": {"open_kfd_rdwr": "OK"},
+}
 
 
-@pytest.mark.parametrize(("change", "code"), [
-    ({}, None),
-    ({"kfd_gpu_nodes": 7, "kfd": GOOD["kfd"][:7]}, "GPU_COUNT"),
-    ({"listening_ports": [22, 8000]}, "PORT_IN_USE"),
-    ({"listening_ports": [22, 8001]}, None),
-    ({"gpus": [{**g, "partition": "CPX"} for g in GOOD["gpus"]]}, "PARTITION_MODE"),
-    ({"kfd": [{"address": a, "arch": "gfx942"} for a in ADDRESSES]}, "GPU_ARCH"),
-    ({"shm": {"total_bytes": 64 << 20, "free_bytes": 64 << 20}}, "SHM_TOO_SMALL"),
-    ({"numa_balancing": 1}, "NUMA_BALANCING"),
-    ({"cmdline": "quiet iommu=off"}, "IOMMU_NOT_PT"),
-    ({"probe": {"open_kfd_rdwr": "ENOENT"}}, "DEVICE_UNUSABLE"),
-])
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, None),
+        ({"kfd_gpu_nodes": 7, "kfd": GOOD["kfd"][:7]}, "GPU_COUNT"),
+        ({"listening_ports": [22, 8000]}, "PORT_IN_USE"),
+        ({"listening_ports": [22, 8001]}, None),
+        ({"gpus": [{**g, "partition": "CPX"} for g in GOOD["gpus"]]}, "PARTITION_MODE"),
+        ({"kfd": [{"address": a, "arch": "gfx942"} for a in ADDRESSES]}, "GPU_ARCH"),
+        ({"shm": {"total_bytes": 64 << 20, "free_bytes": 64 << 20}}, "SHM_TOO_SMALL"),
+        ({"numa_balancing": 1}, "NUMA_BALANCING"),
+        ({"cmdline": "quiet iommu=off"}, "IOMMU_NOT_PT"),
+        ({"probe": {"open_kfd_rdwr": "ENOENT"}}, "DEVICE_UNUSABLE"),
+        ({"driver_version": "30.10.0"}, None),
+        ({"driver_version": "6.8.5"}, "DRIVER_RELEASE"),
+        ({"driver_version": 7}, "UNKNOWN_DRIVER"),
+        ({"firmware_bundle": ["01.26.00.02", "01.25.17.07"]}, "FIRMWARE"),
+        ({"firmware_bundle": ["01.20.00.00"]}, "FIRMWARE"),
+        ({"ram_bytes": 1 << 40}, "RAM_SMALL"),
+        ({"engines": {"docker": "Docker version 20.10.5"}}, "ENGINE_OLD"),
+        ({"engines": {"docker": "Docker version 20.10.24+dfsg1, build 297e128"}}, None),
+        ({"engines": {"docker": "unknown"}}, "UNKNOWN_ENGINE_VERSION"),
+        ({"engines": {"podman": "podman version 5"}}, "ENGINE_MISSING"),
+        ({"engine_info": {"os": "Docker Desktop", "kernel": "6.8.0-60-generic"}}, "ENGINE_NOT_HOST"),
+        ({"engine_info": {"os": "Ubuntu", "kernel": "6.6.87-linuxkit"}}, "ENGINE_NOT_HOST"),
+        ({"engine_info": {"rootless": True}}, "ENGINE_ROOTLESS"),
+        ({"disk_docker": {"free_bytes": 30 << 30}}, "DISK_IMAGE"),
+        ({"disk_docker": {"free_bytes": 30 << 30}, "image_present": True}, None),
+        ({"model_bytes": 0}, "DISK_MODEL"),
+        ({"model_bytes": 0, "disk_model": {"free_bytes": 1 << 40}}, "MODEL_NOT_COMPLETE"),
+        ({"disk_model": {"free_bytes": 0, "fstype": "nfs4"}}, None),
+        ({"gpus": [{**g, "memory_partition": "NPS2"} for g in GOOD["gpus"]]}, "MEMORY_PARTITION"),
+        ({"gpus": [{**g, "ecc_uncorrectable": int(g["id"] == 3)} for g in GOOD["gpus"]]}, "GPU_HARDWARE"),
+        ({"gpus": [{**g, "vram_total_mb": 262128} for g in GOOD["gpus"]]}, "VRAM_TOTAL"),
+        ({"gpus": [{**g, "vram_used_mb": 46111, "runtime_free_mb": 294000} for g in GOOD["gpus"]]}, "VRAM_COUNTER"),
+        (
+            {"gpus": [{**g, "vram_used_mb": 46111, "runtime_free_mb": 240000} for g in GOOD["gpus"]]},
+            "HOST_VRAM_STRANDED",
+        ),
+        ({"pci": [{"address": a, "device": "0x74a5"} for a in ADDRESSES]}, "GPU_ARCH"),
+        ({"pci": [{"address": a, "device": "0x9999"} for a in ADDRESSES]}, "PCI_ID_UNKNOWN"),
+        ({"archs": ["gfx950", "gfx1100"]}, "GPU_ARCH"),
+        ({"archs": ["gfx950:sramecc+:xnack-"]}, None),
+        ({"image": {"archs": ["gfx90a", "gfx942"]}}, "IMAGE_ARCH"),
+        ({"image": {"archs": ["gfx942", "gfx950"]}}, None),
+        ({"image": {"rocm_version": "7.2.0"}}, "ROCM_BASE_TOO_OLD"),
+        ({"image": {"rocm_version": "7.2.4"}}, None),
+        (
+            {"dmesg": ["amdgpu 0000:85:00.0: amdgpu: 1 uncorrectable hardware errors detected in umc block"]},
+            "GPU_HARDWARE",
+        ),
+        ({"dmesg": ["amdgpu: probe of 0000:c1:00.0 failed with error -22"]}, "GPU_MISSING"),
+        ({"shm_leftovers": ["/dev/shm/nccl-AbCdEf"]}, "SHM_LEFTOVERS"),
+        ({"stale_locks": ["/var/cache/megamoe/aa/tuned_fmoe.csv.lock"]}, "STALE_LOCKS"),
+        ({"containers": [{"name": "other", "gpu": True}]}, "GPU_SHARED"),
+        ({"containers": [{"name": "megamoe", "gpu": True}, {"name": "web", "gpu": False}]}, None),
+        ({"clock_synchronised": False}, "CLOCK"),
+        ({"clock_offset_s": 0.2, "clock_synchronised": None}, None),
+        ({"clock_offset_s": -40}, "CLOCK"),
+        ({"probe": {}, "host": {"dev": {"/dev/kfd": {"mode": "0600", "gid": 992}}}}, "DEVICE_MODE"),
+        ({"probe": {}, "host": {"dev": {"/dev/dri/renderD128": {"mode": "0660", "gid": 992}}}}, "DEVICE_UNUSABLE"),
+    ],
+)
 def test_one_change_of_a_good_host_gives_one_finding(change: dict[str, Any], code: str | None) -> None:
     assert [f.code for f in judge({**GOOD, **change}, DEPLOY)] == ([code] if code else [])
 
@@ -52,21 +123,72 @@ def test_seven_of_eight_names_the_pci_address() -> None:
 
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-JSON = st.recursive(LEAF, lambda c: st.lists(c, max_size=4) | st.dictionaries(st.sampled_from(
-                        ["id", "gid", "dev", "groups", "pid", "alive", "vram_mb", "vram_used_mb", "/dev/kfd", "address",
-                         "open_kfd_rdwr", "container_groups", "free_bytes", "total_bytes", "partition", "gpu"]), c))
+JSON = st.recursive(
+    LEAF,
+    lambda c: (
+        st.lists(c, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "id",
+                    "gid",
+                    "dev",
+                    "groups",
+                    "pid",
+                    "alive",
+                    "vram_mb",
+                    "vram_used_mb",
+                    "/dev/kfd",
+                    "address",
+                    "open_kfd_rdwr",
+                    "container_groups",
+                    "archs",
+                    "device",
+                    "mode",
+                    "rootless",
+                    "free_bytes",
+                    "total_bytes",
+                    "partition",
+                    "gpu",
+                ]
+            ),
+            c,
+        )
+    ),
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(facts=st.dictionaries(st.sampled_from([*GOOD, "host", "image", "dmesg", "archs", "env", "expected_gpus",
-                                              "torch_device_count", "amdgpu_initstate"]), JSON))
+@given(
+    facts=st.dictionaries(
+        st.sampled_from(
+            [
+                *GOOD,
+                "host",
+                "image",
+                "dmesg",
+                "archs",
+                "env",
+                "expected_gpus",
+                "torch_device_count",
+                "amdgpu_initstate",
+                "cdi_specs",
+                "stale_locks",
+                "shm_leftovers",
+                "clock_offset_s",
+            ]
+        ),
+        JSON,
+    )
+)
 def test_no_facts_are_our_bug(facts: dict[str, Any]) -> None:
     assert isinstance(judge(facts, DEPLOY), list)
 
 
 def test_the_collector_runs_alone_and_says_what_it_could_not_know() -> None:
-    done = subprocess.run([sys.executable, "-I", str(Path(collect_facts.__file__))], capture_output=True, text=True,
-                          timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-I", str(Path(collect_facts.__file__))], capture_output=True, text=True, timeout=120
+    )
     facts = json.loads(done.stdout)
     assert done.returncode == 0
     assert isinstance(facts["unknown"], list)

@@ -1,0 +1,40 @@
+"""Facts of any shape to typed values: what has another type counts as absent, and absent is unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megamoe.envelope import Finding, Severity
+
+Facts = dict[str, Any]
+
+
+def finding(code: str, severity: Severity, what: str, why: str, fix: str) -> Finding:
+    return Finding(code, severity, what, why, fix)
+
+
+def unknown(code: str, what: str, why: str, fix: str, severity: Severity = "info") -> Finding:
+    """A fact that nobody could give. Codes of these start with UNKNOWN_."""
+    return Finding(f"UNKNOWN_{code}", severity, what, why, fix)
+
+
+def num(value: object) -> float | None:
+    """A number; None for anything else, booleans too."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def rows(value: object) -> list[dict[str, Any]] | None:
+    """The mappings of a list; None when it is no list."""
+    return [r for r in value if isinstance(r, dict)] if isinstance(value, list) else None
+
+
+def text(value: object, limit: int = 80) -> str:
+    return str(value)[:limit] if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
+
+
+def gib(count: float) -> str:
+    return f"{count / (1 << 30):.0f} GiB"
