@@ -1,7 +1,7 @@
 """The dense path's answers to the same questions: what the gate compares the MoE path with.
 
 The dense engine is the same image with `--moe-backend standard`, on this machine's engine, outside the roll-out.
-Kept per image, questions and policy, so that a second run asks nothing again.
+Kept for the same engine, model, questions and policy, so that a second run asks nothing again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ CONTAINER = f"{PREFIX}dense"
 POLICY = "rehearsal"
 
 
-def folder_for(settings: Settings, image: str, dataset: Path) -> Path:
-    """Where the baseline of this image, these questions and this policy is kept."""
-    policy = settings.root / "scripts/megamoe/policies" / f"{POLICY}.toml"
-    key = hashlib.sha256(image.encode())
-    for part in (dataset, *filter(None, [settings.fewshot]), policy):
+def folder_for(settings: Settings, model: Path) -> Path:
+    """Where the answers are kept: named for all that decides them, not for the image, which every commit makes anew."""
+    root = settings.root
+    parts = [
+        settings.questions,
+        *filter(None, [settings.fewshot]),
+        root / "scripts/megamoe/policies" / f"{POLICY}.toml",
+        root / "requirements/engine.lock",
+        model / "megamoe_model.json",  # the hash of every file
+        *sorted((root / "docker/reference_engine").glob("*.py")),
+    ]
+    key = hashlib.sha256()
+    for part in parts:
         key.update(b"\0" + part.read_bytes())
     return settings.state / "baseline" / key.hexdigest()[:16]
 
@@ -39,7 +47,7 @@ def ensure_baseline(settings: Settings, tag: str, image: str, model: Path, log: 
         Problem: the dense engine did not become healthy ("rehearse_dense", exit 4), or gsm8k could not run.
     """
     dataset = settings.questions
-    out = folder_for(settings, image, dataset)
+    out = folder_for(settings, model)
     done = out / ".complete"
     if done.is_file():
         return out, False
@@ -69,7 +77,7 @@ def ensure_baseline(settings: Settings, tag: str, image: str, model: Path, log: 
     return out, True
 
 
-def _wait_healthy(url: str, deadline_s: float = 120) -> None:
+def _wait_healthy(url: str, deadline_s: float = 300) -> None:
     end = time.monotonic() + deadline_s
     while True:
         try:
