@@ -252,7 +252,7 @@ def test_objects_are_found_in_files_folders_and_cache_entries_once_each(tmp_path
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/b.hsaco").write_bytes(one)
     escaped = "".join(chr(b) if 32 <= b < 127 and chr(b) not in '"\\' else f"\\{b:02X}" for b in two)
-    (tmp_path / "deep/entry.pkl").write_bytes(b"\x80\x04 gpu.binary @k [bin = \"" + escaped.encode() + b'"] tail')
+    (tmp_path / "deep/entry.pkl").write_bytes(b'\x80\x04 gpu.binary @k [bin = "' + escaped.encode() + b'"] tail')
     found = lint.collect([tmp_path, tmp_path / "a.hsaco"])
     assert [i.data for i in found] == [one, two]
     assert lint.judge(found, cu_count=256).status == "pass"

@@ -1,0 +1,229 @@
+"""The edits of FlyDSL proven by execution, with and without: captures, runs hostile schedules, writes figures as JSON.
+
+Usage: python prove_edits.py FLYDSL WORK [--seeds N] [--only EDIT...] > figures.json
+MEGAMOE_FLYDSL_PYTHON names the Python that has flydsl 0.2.4; WORK keeps trees and bundles, so a second run is quick.
+
+An experiment runs one case from two trees: `without` the edit, and `with` it. Its figures are the runs whose output is
+not the reference's bit for bit (`wrong`), that did not end (`hung`), and all runs. It holds when something goes wrong
+without the edit (where the case can show it) and nothing with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+ADAPTER = HERE.parents[1] / "atom_patch"
+
+# Trees by name: the edits that they carry. "stock" is upstream's; the pairs differ in exactly the edit in question.
+TREES: dict[str, tuple[str, ...]] = {
+    "stock": (),
+    "swiglu_limit": ("swiglu_limit",),
+    "publish_order": ("publish_order",),
+    "both_fixed_slot": ("publish_order", "payload_wait"),
+    "tile_wait": ("tile_wait",),
+    "all": ("swiglu_limit", "publish_order", "xcd_guard", "launch_epoch", "tile_wait", "payload_wait"),
+}
+HANG_LIMIT = 4_000_000
+"""Instructions after which a layer as small as `micro` (57,000) counts as hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One fault, one case. before, after: trees. schedules: as on the lane's command line, `*` for the seeds.
+
+    start: launches done so far (the epoch's experiments). shows: whether something goes wrong without the edit.
+    share: part of the seeds that are run.
+    """
+
+    edit: str
+    fault: str
+    case: str
+    schedules: tuple[str, ...]
+    before: str = "stock"
+    after: str = "all"
+    before_case: str = ""
+    start: int = 0
+    shows: bool = True
+    share: float = 1.0
+
+
+EXPERIMENTS = (
+    *(
+        Experiment("swiglu_limit", "D1", f"{case}:10", ("order", "random@*"), before_case=f"{case}:0hot", share=0.05)
+        for case in ("micro", "micro_compact", "small")
+    ),
+    Experiment("publish_order", "E9", "micro", ("frozen",)),
+    Experiment("publish_order", "E9", "small", ("frozen",)),
+    Experiment("publish_order", "E9", "w8_changing", ("frozen",)),
+    Experiment("publish_order", "E9", "w8_changing", ("random@*",)),
+    Experiment("xcd_guard", "E2", "cu4", ("order",)),
+    *(
+        Experiment("launch_epoch", "E1", case, ("order",), start=start, shows=start == 2**31 - 1)
+        for case in ("micro", "micro_compact", "w2_compact")
+        for start in (2**31 - 1, 2**31, 2**32 - 1, 2**32)
+    ),
+    Experiment("tile_wait", "L1", "dense", ("late:fifo+@*",), after="tile_wait", share=0.4),
+    Experiment("tile_wait", "L1", "dense_compact", ("late@*",), after="tile_wait", share=0.4),
+    Experiment("tile_wait", "L1", "dense_compact", ("late@*",), share=0.4),
+    Experiment("payload_wait", "L2", "micro", ("slow@*",), "publish_order", "both_fixed_slot"),
+    Experiment("payload_wait", "L2", "w8_changing", ("slow@*",), "publish_order", "both_fixed_slot", share=0.2),
+)  # fmt: skip
+
+
+class Workshop:
+    """Trees and bundles in a folder, made when they are first needed."""
+
+    def __init__(self, flydsl: Path, work: Path, python: str) -> None:
+        self.flydsl, self.work, self.python = flydsl, work, python
+
+    def tree(self, name: str) -> Path:
+        """The kernels of FlyDSL with the named edits alone: pairs that the product never ships stay comparable."""
+        from megamoe.patch.rules import load_rules, transform
+
+        root = self.work / "trees" / name
+        if not root.exists():
+            shutil.copytree(self.flydsl / "kernels", root / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+            rules = [r for r in load_rules("flydsl") if r.edit in TREES[name]]
+            for path in {r.file for r in rules}:
+                content, counts = transform(path, (root / path).read_bytes(), rules, undo=False)
+                assert all(n == r.matches for r, n in counts), counts
+                (root / path).write_bytes(content)
+        return root
+
+    def bundle(self, tree: str, case: str) -> Path:
+        folder = self.work / "bundles" / tree / case.replace(":", "-")
+        if not (folder / "bundle.json").exists():
+            done = subprocess.run(
+                [self.python, str(HERE / "edit_process.py"), str(ADAPTER), str(self.tree(tree)), str(folder), case],
+                capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600,
+            )  # fmt: skip
+            if done.returncode:
+                raise RuntimeError(f"capture of {case} from {tree} failed: {done.stderr[-2000:]}")
+        return folder
+
+
+def at_epoch(folder: Path, launches: int, to: Path) -> Path:
+    """A copy of a bundle whose counters stand as after that many launches (32-bit words wrap, as the kernels' do)."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to)
+    body = json.loads((to / "bundle.json").read_text())
+    stage1 = next(x for s in body["steps"] for x in s.get("launches", []) if x["name"] == "stage1")
+    groups = stage1["grid"][0] * stage1["grid"][1] * stage1["grid"][2]
+    compact = any(b["name"].endswith(".gm.meta2") for b in body["buffers"])
+    word = struct.pack("<I", launches & 0xFFFFFFFF)
+    values = {"s1_meta": word, "gm.gb1": struct.pack("<Q", launches * groups)}
+    if compact:
+        values |= {
+            "gm.meta2": word,
+            "gm.gb_cnt": struct.pack("<Q", launches * groups),
+            "gm.done2": word,
+            "gm.cnt_done": word,
+        }
+    for b in body["buffers"]:
+        value = values.get(b["name"].split(".", 1)[1])
+        if value is not None:
+            content = value * (int(b["bytes"]) // len(value))
+            name = f"data/epoch-{b['name']}.bin"
+            (to / name).write_bytes(content)
+            b["init"] = {"file": name}
+    (to / "bundle.json").write_text(json.dumps(body))
+    return to
+
+
+def runs(folder: Path, answers: Path, schedules: Iterable[str], *, limit: int) -> dict[str, Any]:
+    """Executes a bundle under each schedule and compares it with the expectations of `answers`."""
+    from kernel_lane.bundle import Bundle
+    from kernel_lane.execute import Executor
+    from kernel_lane.judge import compare
+    from kernel_lane.machine.schedule import Schedule
+
+    executor, expected = Executor(Bundle.read(folder)), Bundle.read(answers)
+    counted: Counter[str] = Counter()
+    failing: list[str] = []
+    worst, findings, steps, started = 0.0, Counter[str](), 0, time.monotonic()
+    for text in schedules:
+        schedule = Schedule.parse(text)
+        # Odd seeds start from memory full of 0xFF: what nobody has written must not matter.
+        run = executor.run(replace(schedule, limit=limit, poison=0xFF if schedule.seed % 2 else 0xA5))
+        counted["runs"] += 1
+        steps += run.instructions
+        findings.update({f.kind: f.count for f in run.findings})
+        differing = compare(expected, run.results)
+        if run.stop:
+            counted["hung"] += 1
+        elif differing:
+            counted["wrong"] += 1
+            worst = max([worst, *(d.relative for d in differing if np.isfinite(d.relative))])
+        if run.stop or differing:
+            failing.append(text)
+    return {
+        "runs": counted["runs"], "wrong": counted["wrong"], "hung": counted["hung"], "failing": failing[:12],
+        "worst_rel_l2": round(worst, 4), "findings": dict(sorted(findings.items())), "instructions": steps,
+        "seconds": round(time.monotonic() - started, 1),
+    }  # fmt: skip
+
+
+def spread(schedules: Iterable[str], seeds: int) -> list[str]:
+    return [s.replace("*", str(n)) for s in schedules for n in (range(1, seeds + 1) if "*" in s else (0,))]
+
+
+def prove(shop: Workshop, e: Experiment, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Figures of one experiment, before and after its edit."""
+    schedules = spread(e.schedules, max(1, round(seeds * e.share)))
+    figures: dict[str, Any] = {
+        "edit": e.edit, "fault": e.fault, "case": e.case, "schedules": list(e.schedules), "launches_before": e.start,
+        "trees": {"without": list(TREES[e.before]), "with": list(TREES[e.after])},
+    }  # fmt: skip
+    answers = shop.bundle(e.after, e.case)
+    for word, tree, case in (("without", e.before, e.before_case or e.case), ("with", e.after, e.case)):
+        folder = shop.bundle(tree, case)
+        if e.start:
+            folder = at_epoch(folder, e.start, shop.work / "epoch")
+        figures[word] = runs(folder, answers, schedules, limit=HANG_LIMIT if e.start else 200_000_000)
+        say(f"{e.edit} {e.case} {e.schedules} {word}: {figures[word]}")
+    bad = figures["without"]["wrong"] + figures["without"]["hung"]
+    figures["holds"] = bool(bad) == e.shows and not (figures["with"]["wrong"] + figures["with"]["hung"])
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("flydsl", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--only", nargs="*", default=[])
+    options = parser.parse_args()
+    sys.path[:0] = [str(ADAPTER), str(HERE.parents[1] / "scripts")]
+    from megamoe_atom import kernel_edits
+
+    shop = Workshop(options.flydsl, options.work, os.environ.get("MEGAMOE_FLYDSL_PYTHON", sys.executable))
+    chosen = [e for e in EXPERIMENTS if not options.only or e.edit in options.only]
+    figures = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "flydsl_commit": kernel_edits.pinned().commit,
+        "conditions": "compiled for gfx950 by flydsl 0.2.4, executed by this repository's lane; no GPU; odd seeds "
+        "start from memory of 0xFF",
+        "seeds": options.seeds,
+        "experiments": [prove(shop, e, options.seeds, lambda t: print(t, file=sys.stderr, flush=True)) for e in chosen],
+    }
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
