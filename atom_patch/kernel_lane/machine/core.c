@@ -306,7 +306,7 @@ static void settle_older(Event *e) {
     Wave *w = e->w;
     for (int k = 0; k < w->vm_count; k++) {
         Event *q = w->vm[k];
-        if (!q || q->seq >= e->seq) break;
+        if (!q || q->number >= e->number) break;
         if (is_load(q) ? !q->sampled && is_store(e) && overlap(q, e) : is_store(q) && !q->visible && overlap(q, e)) {
             if (is_load(q)) sample(q);
             else make_visible(q);
@@ -622,7 +622,6 @@ static void push_vm(Event *e) {
     *k = *e;
     e = k;
     e->number = number(m, e);
-    if (!is_store(e)) e->seq = w->store_seq; /* younger than that store */
     w->vm[w->vm_count++] = e;
     mark_pending(w, e);
     e->due = e->land = ~0ull;
