@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,3 +87,17 @@ def test_two_rehearsals_at_once_are_refused_and_the_lock_does_not_outlive_its_pr
     path.write_text("999999\n")  # as a killed run leaves it
     with held(path):
         assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_term_ends_a_rehearsal_whose_shell_ignores_ctrl_c(tmp_path: Path) -> None:
+    # A background job of a script ignores INT; TERM was passed on as INT and so did nothing.
+    code = (
+        "import signal, sys, time\nfrom megamoe.rehearse.run import _interrupt\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, _interrupt)\n"
+        "print('ready', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    assert process.wait(30) == 130

@@ -9,6 +9,7 @@ import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from megamoe_atom.problem import Exit, Problem
@@ -29,8 +30,7 @@ def rehearse(settings: Settings) -> Outcome:
 
     Whatever stops it (a Problem, Ctrl-C), what was made carries the label and the next run continues from it.
     """
-    # A CI that ends a job sends TERM: it takes the same way out as Ctrl-C, so that Ansible is stopped and not orphaned.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     with held(settings.state / "lock"):
         folder = _run_folder(settings)
         narrator = Narrator()
@@ -98,6 +98,14 @@ def rehearse(settings: Settings) -> Outcome:
         outcome.text = _text(outcome, narrator)
         _keep(folder, outcome)
         return outcome
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    """TERM, as a CI sends it, takes the same way out as Ctrl-C, so that Ansible is stopped and not orphaned.
+
+    Raised here, not sent on as INT: a job in the background of a script ignores that.
+    """
+    raise KeyboardInterrupt
 
 
 def tear_down(settings: Settings) -> Outcome:
