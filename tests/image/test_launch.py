@@ -20,7 +20,6 @@ FLAGS = [
     "--gpu-memory-utilization", "0.85", "--no-enable_prefix_caching",
 ]  # fmt: skip
 ENV = {
-    "MEGAMOE_PROFILE": "deepseek-v4-pro",
     "MEGAMOE_ENGINE_MODULE": "atom.entrypoints.openai_server",
     "ATOM_USE_FLYDSL": "1",
     "ATOM_USE_FLYDSL_FUSED": "1",
@@ -50,7 +49,7 @@ def box(tmp_path: Path) -> SimpleNamespace:
     (tmp_path / "dev/shm").mkdir()
     model = tmp_path / "models/v4"
     model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text(json.dumps(dict(zip(launch._SHAPE, (7168, 3072, 384, 6), strict=True))))
     (model / "model-00001-of-00064.safetensors").write_text("")
     places = {n: str(tmp_path / "run" / n.lower()) for n in ("MEGAMOE_STATUS_DIR", "FLYDSL_RUNTIME_CACHE_DIR", "HOME")}
     return SimpleNamespace(root=tmp_path, model=model, env=ENV | places, flags=["--model", str(model), *FLAGS])
@@ -236,6 +235,21 @@ def test_an_unknown_profile_is_refused(box: SimpleNamespace) -> None:
     outcome = launch.outcome(box.flags, box.env, box.root)
     assert (outcome.exit_code, outcome.findings[0].code) == (Exit.REFUSED, "profile_unknown")
     assert "deepseek-v4-pro" in outcome.findings[0].fix
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"), [((7168, 3072, 384, 6), "deepseek-v4-pro"), ((4096, 2048, 256, 6), "deepseek-v4-flash")]
+)
+def test_the_profile_is_found_by_shape(box: SimpleNamespace, shape: tuple[int, ...], name: str) -> None:
+    (box.model / "config.json").write_text(json.dumps(dict(zip(launch._SHAPE, shape, strict=True))))
+    assert launch.profile_of(str(box.model), {}).name == name
+
+
+def test_a_model_of_another_shape_is_refused(box: SimpleNamespace) -> None:
+    (box.model / "config.json").write_text(json.dumps(dict(zip(launch._SHAPE, (7168, 2048, 256, 8), strict=True))))
+    outcome = launch.outcome(box.flags, box.env, box.root)
+    assert (outcome.exit_code, outcome.findings[0].code) == (Exit.REFUSED, "profile_not_found")
+    assert "n_routed_experts 256" in outcome.findings[0].what
 
 
 def test_every_flag_that_the_plan_renders_is_read_back() -> None:

@@ -9,6 +9,7 @@ to the GPUs that are really there; what only the container knows is judged here.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 from megamoe_atom.problem import Exit, Problem
 from pydantic import ValidationError
 
-from megamoe.deploy.profiles import Profile, load_profile
+from megamoe.deploy.profiles import Profile, load_profile, names
 from megamoe.deploy.schema import Deploy
 from megamoe.envelope import Finding, Outcome, as_text, outcome_of_problem
 from megamoe.image import arguments
@@ -37,6 +38,7 @@ MIN_SHM = (
     1 << 30
 )  # ranks exchange through /dev/shm; the engines' default of 64 MiB is what breaks (NVIDIA/nccl issue 342)
 GIB = 1 << 30
+_SHAPE = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok")
 
 
 def _error(code: str, what: str, why: str, fix: str) -> Finding:
@@ -97,7 +99,7 @@ def judge_container(facts: Facts, *, mega: bool, env: Mapping[str, str]) -> Iter
                 "not_writable",
                 f"{name}={env[name]} cannot be written: {error}",
                 "compiled code and evidence are written there while serving",
-                "mount a directory or tmpfs there that this user owns (--tmpfs /run/megamoe:uid=10001,gid=10001,exec)",
+                "mount a directory or tmpfs there that this user owns (install -d -o 10001 -g 10001 DIR on the host)",
             )
     mode = env.get("MORI_SHMEM_MODE")
     if mega and mode is not None and mode not in ("static_heap", "STATIC_HEAP"):
@@ -137,6 +139,31 @@ def judge_model(path: str | None) -> Iterator[Finding]:
         )
 
 
+def profile_of(path: str | None, env: Mapping[str, str]) -> Profile:
+    """The profile named by MEGAMOE_PROFILE, else the one whose geometry the checkpoint's config.json has.
+
+    Raises:
+        Problem: profile_unknown, or profile_not_found (no profile has this geometry).
+    """
+    if named := env.get("MEGAMOE_PROFILE"):
+        return load_profile(named)
+    profiles = [profile for name in names() if (profile := load_profile(name)).engine == "atom"]
+    try:
+        config = json.loads((Path(path or "/nowhere") / "config.json").read_text(encoding="utf-8"))
+        shape = tuple(config[key] for key in _SHAPE)
+    except (OSError, ValueError, KeyError, TypeError):
+        return profiles[-1]  # what is wrong with the file is said elsewhere; the rest is judged
+    for profile in profiles:
+        if shape == (profile.hidden, profile.inter, profile.experts, profile.topk):
+            return profile
+    raise Problem(
+        "profile_not_found",
+        what=f"config.json has {', '.join(f'{k} {v}' for k, v in zip(_SHAPE, shape, strict=True))}",
+        why=f"limits are known for {', '.join(p.name for p in profiles)} only",
+        fix="mount one of these models, or name a profile in MEGAMOE_PROFILE",
+    )
+
+
 def deploy_of(read: arguments.Read, env: Mapping[str, str], facts: Facts, profile: Profile) -> Deploy:
     """The DEPLOY that this command line, this environment and these GPUs amount to.
 
@@ -168,8 +195,8 @@ def deploy_of(read: arguments.Read, env: Mapping[str, str], facts: Facts, profil
 
 def judge(argv: list[str], env: Mapping[str, str], facts: Facts) -> list[Finding]:
     """Every finding of this start. Pure, but for the profile's file and the model's directory."""
-    profile = load_profile(env.get("MEGAMOE_PROFILE", "deepseek-v4-pro"))
     read = arguments.read(argv, env)
+    profile = profile_of(read.model, env)
     mega = read.args.get("moe_backend") == "mega"
     findings = [*judge_container(facts, mega=mega, env=env), *judge_model(read.model)]
     deploy = deploy_of(read, env, facts, profile)
@@ -219,7 +246,7 @@ def seed_caches(env: Mapping[str, str]) -> int:
     key = json.loads((baked / "aot.json").read_text(encoding="utf-8"))["cache"]
     shutil.copytree(baked / key, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
     seeded = sum(1 for _ in (baked / key).rglob("*.pkl"))
-    spec = __import__("importlib.util").util.find_spec("aiter")
+    spec = importlib.util.find_spec("aiter")
     if spec is not None and spec.origin is not None:
         jit = Path(spec.origin).parent / "jit"
         if (jit / "flydsl_cache").is_dir():

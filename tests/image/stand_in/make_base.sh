@@ -50,7 +50,7 @@ chroot "$root" ldconfig
 chroot "$root" /opt/python3.12/bin/python3.12 -m venv /opt/venv
 mkdir -p "$root/tmp/torch"
 "$python/bin/python3.12" -m pip download --quiet --only-binary :all: --dest "$root/tmp/torch" torch==2.10.0 >&2
-chroot "$root" env --ignore-environment HOME=/tmp PATH=/usr/bin:/bin /opt/venv/bin/pip install --quiet --no-cache-dir --no-index \
+chroot "$root" env --ignore-environment HOME=/tmp PATH=/usr/bin:/bin /opt/venv/bin/pip install --quiet --no-cache-dir --no-compile --no-index \
     --find-links /tmp/torch torch==2.10.0 >&2
 # What an inference-only stand-in never opens; the same directories of the real base are not touched by our build.
 rm -rf "$root"/tmp/* "$root"/opt/venv/lib/python3.12/site-packages/torch/{test,include}
