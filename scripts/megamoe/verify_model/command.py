@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,28 +31,27 @@ def verify_model(
 
 def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, resume: str) -> Outcome:
     from megamoe.deploy.profiles import load_profile
-    from megamoe.verify_model import checks
+    from megamoe.verify_model import checks, links
+    from megamoe.verify_model.links import Mount
 
     root = Path(directory)
     try:
         if "\0" in directory or not root.is_dir():
             raise Problem("model_dir", what=f"{directory!r} is not a directory", why="there is nothing to check",
                           fix="give the directory that holds config.json", exit_code=Exit.REFUSED)
-        hosts = []
-        for item in mounts:
-            host, _, container = item.partition(":")
-            if not host.startswith("/") or not container.startswith("/"):
-                raise Problem("mount_form", what=f"--mount {item!r} is not HOST:CONTAINER with absolute paths",
-                              why="links are resolved against the host side", fix="write --mount /models:/models")
-            hosts.append(Path(host))
+        seen = [Mount.parse(item) for item in mounts]
         wanted = load_profile(profile) if profile else None
-        findings = checks.links(root, hosts)
+        findings = links.outside(root, seen) if seen else []
+        findings += links.links(root, seen)
         shard_findings, tensors, total = checks.shards(root)
         findings += shard_findings + checks.leftovers(root) + checks.config(root, wanted) + checks.tokenizer(root)
         if wanted is not None:
             findings += checks.revision(root, wanted)
             if wanted.weights == "mxfp4" and tensors:
                 findings += checks.experts(tensors, wanted)
+        elif tensors and (alike := checks.likely_profile(root)) is not None and alike.weights == "mxfp4":
+            findings += [replace(f, severity="warn") for f in checks.experts(tensors, alike)
+                         if f.code == "EXPERT_DTYPE"]
         if manifest:
             findings += checks.manifest(root, Path(manifest), Path(resume) if resume else None)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,28 @@ class Tensor:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one shard says of itself. data_bytes: the tensors, without header; file_bytes: the whole file."""
+
+    tensors: dict[str, Tensor]
+    data_bytes: int
+    file_bytes: int
+
+
 class BadHeader(ValueError):
     """Why a file is not a whole safetensors file."""
 
 
-def read_header(path: Path) -> tuple[dict[str, Tensor], int]:
-    """(tensors, size of the file in bytes).
+def read_header(path: Path) -> Header:
+    """The header alone is read: exactly its length, however long.
 
     Raises:
         BadHeader: cut short, not safetensors, offsets that overlap, leave holes or do not fit dtype and shape.
         OSError: the file cannot be read.
     """
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for ever
+        raise BadHeader("not a regular file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
@@ -63,7 +75,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], int]:
     if 8 + length + end != size:
         raise BadHeader(f"header and data need {8 + length + end} bytes, the file has {size}"
                         f" ({'truncated' if size < 8 + length + end else 'trailing data'})")
-    return tensors, size
+    return Header(tensors, end, size)
 
 
 def _tensor(name: str, entry: Any) -> tuple[Tensor, tuple[int, int]]:
