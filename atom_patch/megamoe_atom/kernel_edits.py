@@ -23,7 +23,9 @@ LAUNCH_EPOCH = "launch_epoch"
 TILE_WAIT = "tile_wait"
 PAYLOAD_WAIT = "payload_wait"
 EDITS = (SWIGLU_LIMIT, PUBLISH_ORDER, XCD_GUARD, LAUNCH_EPOCH, TILE_WAIT, PAYLOAD_WAIT)
-"""On by default. Proven by execution of the compiled kernels on a CPU, not yet run on gfx950."""
+"""On by default."""
+PROOF = "proven by execution on a CPU, not yet run on gfx950"
+"""What may be said of the edits, wherever they are shown."""
 ASYNC_COPY_OFF = "async_copy_off"
 """The slower way around a tile that has not landed; wanted whenever TILE_WAIT is left out, or asked for by itself."""
 

@@ -6,6 +6,7 @@ import os
 from typing import Annotated
 
 import typer
+from megamoe_atom.kernel_edits import PROOF
 from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding, Outcome, run_verb
@@ -40,7 +41,10 @@ def status(
             f"{e.selftest_state}"
             for e in ranks
         ]
-        data = {"ranks": [e.as_dict() for e in ranks]}
+        edits = sorted({edit for e in ranks for edit in e.kernel_edits})
+        if edits:
+            rows += ["", f"edits of the kernels ({PROOF}): {', '.join(edits)}"]
+        data = {"ranks": [e.as_dict() for e in ranks], "kernel_edits": edits, "kernel_edits_proof": PROOF if edits else ""}
         findings = [
             Finding(
                 "FUSED_NOT_PROVEN",
