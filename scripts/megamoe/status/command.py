@@ -44,7 +44,8 @@ def status(
         edits = sorted({edit for e in ranks for edit in e.kernel_edits})
         if edits:
             rows += ["", f"edits of the kernels ({PROOF}): {', '.join(edits)}"]
-        data = {"ranks": [e.as_dict() for e in ranks], "kernel_edits": edits, "kernel_edits_proof": PROOF if edits else ""}
+        proof = PROOF if edits else ""
+        data = {"ranks": [e.as_dict() for e in ranks], "kernel_edits": edits, "kernel_edits_proof": proof}
         findings = [
             Finding(
                 "FUSED_NOT_PROVEN",
