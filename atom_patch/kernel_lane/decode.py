@@ -18,6 +18,7 @@ from kernel_lane.isa.opcode import Opcode
 LITERAL, SDWA, DPP = 255, 249, 250
 VGPR, AGPR = 256, 512
 VCC, M0, EXEC = 106, 124, 126
+CLAMPED = 1024  # added to the VOP3 number of an opcode that is clamped (isa/vector.py)
 FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0, 248: 0.15915494}
 _SCALARS = {*range(102), 106, 107, 124, 126, 127, *range(128, 209), *FLOATS, 253, LITERAL}
 _DPP_CONTROLS = {*range(0x100), *range(0x101, 0x110), *range(0x111, 0x120), *range(0x121, 0x130), 0x140, 0x141, 0x142, 0x143,
@@ -287,7 +288,10 @@ def _sdwa(r: _Reader, op: Opcode, rest: tuple[int, ...], mask: tuple[int, ...], 
 def _vop3(r: _Reader, w: int) -> Instruction:
     v = r.word()
     number = w >> 16 & 1023
-    if number < 0x100:
+    if w >> 15 & 1:
+        r.need(("VOP3", number + CLAMPED) in BY_NUMBER, "clamp is not known for this opcode")
+        op = r.opcode("VOP3", number + CLAMPED)
+    elif number < 0x100:
         op = r.opcode("VOPC", number)
     elif number < 0x140:
         op = r.opcode("VOP2", number - 0x100)
@@ -296,7 +300,6 @@ def _vop3(r: _Reader, w: int) -> Instruction:
     else:
         op = r.opcode("VOP3", number)
     r.need(not op.literal, "this opcode has no VOP3 form")
-    r.need(w >> 15 & 1 == 0, "clamp is not known")
     operands = [r.source(v & 511), r.source(v >> 9 & 511), r.source(v >> 18 & 511)]
     r.need(LITERAL not in operands[: len(op.reads)], "a literal in the VOP3 form does not exist on gfx950")
     count = len(op.reads) + ("in" in op.carry)

@@ -69,6 +69,8 @@ def text(i: Instruction) -> str:
         if op.encoding != "VOPC":
             tail += f" dst_sel:{_SELECT[i.sdwa.dst]} dst_unused:{('UNUSED_PAD', 'UNUSED_SEXT', 'UNUSED_PRESERVE')[i.sdwa.unused]}"
         tail += f" src0_sel:{_SELECT[i.sdwa.src0]}" + (f" src1_sel:{_SELECT[i.sdwa.src1]}" if len(op.reads) > 1 else "")
+    if name.endswith("_clamp"):
+        name, tail = name.removesuffix("_clamp"), tail + " clamp"
     return f"{name} {', '.join(parts)}{tail}"
 
 

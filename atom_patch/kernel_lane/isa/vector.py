@@ -97,6 +97,9 @@ _VOPC += table("VOPC", "lane", """
     78 v_cmp_nlt_f32  P = !(S0.f < S1.f);
 """)  # fmt: skip
 
+# With the clamp bit an integer opcode saturates: another result, so an opcode of its own, 1024 above its VOP3 number.
+_CLAMPED = table("VOP3", "lane", "1333 v_sub_u32_clamp D.u = S0.u > S1.u ? S0.u - S1.u : 0;")
+
 _VOP3 = table("VOP3", "lane", """
     450 v_mad_i32_i24     D.u = (u32)(((i64)(S0.i << 8) >> 8) * ((i64)(S1.i << 8) >> 8) + S2.i);
     451 v_mad_u32_u24     D.u = (S0.u & 0xFFFFFF) * (S1.u & 0xFFFFFF) + S2.u;
@@ -146,4 +149,4 @@ _VOP3 += table("VOP3", "lane", """
     489 v_mad_i64_i32     i64 p = (i64)S0.i * S1.i; i64 t; COUT = __builtin_add_overflow(p, S2.i64, &t); D.i64 = t;
 """, carry="out")  # fmt: skip
 
-OPCODES: list[Opcode] = [*_VOP1, *_VOP2, *_VOPC, *_VOP3]
+OPCODES: list[Opcode] = [*_VOP1, *_VOP2, *_VOPC, *_VOP3, *_CLAMPED]
