@@ -52,7 +52,14 @@ class Writer:
         return name
 
     def close(self, case: Mapping[str, Any], ranks: int) -> None:
-        body = {"format": FORMAT, "version": VERSION, "case": dict(case), "ranks": ranks, "buffers": self.buffers, "steps": self.steps}
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            "case": dict(case),
+            "ranks": ranks,
+            "buffers": self.buffers,
+            "steps": self.steps,
+        }
         (self.folder / "bundle.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
 
@@ -84,7 +91,9 @@ class Bundle:
             raise _bad("bundle_format", path, f"is no JSON object ({error})") from error
         if body.get("format") != FORMAT or body.get("version") != VERSION:
             raise _bad(
-                "bundle_format", path, f"has format {body.get('format')!r} version {body.get('version')!r}, this lane reads {FORMAT!r} {VERSION}"
+                "bundle_format",
+                path,
+                f"has format {body.get('format')!r} version {body.get('version')!r}, this lane reads {FORMAT!r} {VERSION}",
             )
         missing = [k for k in ("case", "ranks", "buffers", "steps") if k not in body]
         if missing:
@@ -153,7 +162,9 @@ class Bundle:
         for b in self.buffers:
             data = arena[base + starts[b["name"]] :][: int(b["bytes"])]
             init = b["init"]
-            data[:] = np.frombuffer(self.bytes_of(init["file"]), np.uint8) if "file" in init else init.get("fill", poison)
+            data[:] = (
+                np.frombuffer(self.bytes_of(init["file"]), np.uint8) if "file" in init else init.get("fill", poison)
+            )
             content[b["name"]] = data
             defined[b["name"]] = np.full(data.size, 0 if init.get("undefined") else 1, np.uint8)
         for b in self.buffers:

@@ -265,7 +265,9 @@ def _vop(r: _Reader, w: int) -> Instruction:
     return _finish(r, op, "e32", src=(r.source(src0), *rest, *mask), **fields)
 
 
-def _sdwa(r: _Reader, op: Opcode, rest: tuple[int, ...], mask: tuple[int, ...], fields: dict[str, object]) -> Instruction:
+def _sdwa(
+    r: _Reader, op: Opcode, rest: tuple[int, ...], mask: tuple[int, ...], fields: dict[str, object]
+) -> Instruction:
     v = r.word()
     r.need(op.kind == "lane" and max((*op.reads, op.writes)) == 1, "SDWA is not known for this opcode")
     r.need(v >> 20 & 3 == 0 and v >> 28 & 3 == 0, "SDWA with neg or abs is not known")
@@ -338,7 +340,9 @@ def _vop3p(r: _Reader, w: int) -> Instruction:
         read = op.name == "v_accvgpr_read_b32"
         source = v & 511
         r.need(not read or source >= VGPR, "an AGPR is expected")
-        return _finish(r, op, "", src=(source + 256 if read else r.source(source),), dst=(VGPR if read else AGPR) + (w & 255))
+        return _finish(
+            r, op, "", src=(source + 256 if read else r.source(source),), dst=(VGPR if read else AGPR) + (w & 255)
+        )
     if op.name.startswith("v_mfma_scale"):
         return _mfma(r, op, w, v)
     r.need(w >> 8 & 7 == 0 and v >> 29 == 0 and w >> 15 & 1 == 0, "neg or clamp on packed operands is not known")
@@ -356,7 +360,10 @@ def _mfma(r: _Reader, op: Opcode, w: int, v: int) -> Instruction:
     a, b = r.word(), r.word()
     r.need(a >> 16 == 0xD3AD, "a scale prefix must be followed by v_mfma_f32_16x16x128_f8f6f4")
     cbsz, blgp = a >> 8 & 7, b >> 29 & 7
-    r.need(cbsz in (0, 4) and blgp in (0, 4), f"matrix formats cbsz {cbsz}, blgp {blgp}: only fp8 (0) and fp4 (4) are known")
+    r.need(
+        cbsz in (0, 4) and blgp in (0, 4),
+        f"matrix formats cbsz {cbsz}, blgp {blgp}: only fp8 (0) and fp4 (4) are known",
+    )
     r.need(a >> 11 & 15 == 1, "abid must be 1 in the scaled form")
     first, second, third = b & 511, b >> 9 & 511, r.source(b >> 18 & 511)
     r.need(first >= VGPR and second >= VGPR, "matrices must be vector registers")

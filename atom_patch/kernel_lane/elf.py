@@ -177,7 +177,10 @@ def _read(data: bytes, name: str) -> CodeObject:
     note = next((s for s in sections if s["type"] == 7 and s["name"] == ".note"), None)
     if text is None or note is None:
         raise _bad(
-            "metadata", f"{name} has no {'.text' if text is None else '.note'} section", "there is nothing to run", "build it again"
+            "metadata",
+            f"{name} has no {'.text' if text is None else '.note'} section",
+            "there is nothing to run",
+            "build it again",
         )
     metadata = _note(data[note["offset"] : note["offset"] + note["size"]], name)
     symbols, undefined = _symbols(data, sections)
@@ -268,18 +271,24 @@ def _kernel(
             "build it again",
         )
     at, _ = symbols[m[".symbol"]]
-    home = next(s for s in sections if s["address"] <= at < s["address"] + s["size"] and s["type"] != 0 and s["address"])
+    home = next(
+        s for s in sections if s["address"] <= at < s["address"] + s["size"] and s["type"] != 0 and s["address"]
+    )
     descriptor = data[home["offset"] + at - home["address"] :][:64]
     lds, scratch, kernarg_size, _r0, entry_offset = struct.unpack_from("<IIIIq", descriptor, 0)
     rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", descriptor, 44)
     entry, size = symbols[m[".name"]]
     if at + entry_offset != entry:
-        raise _bad("metadata", f"{name}: descriptor and symbol of {m['.name']} disagree", "no known entry", "build it again")
+        raise _bad(
+            "metadata", f"{name}: descriptor and symbol of {m['.name']} disagree", "no known entry", "build it again"
+        )
     arguments = []
     for n, a in enumerate(m.get(".args", [])):
         kind = str(a[".value_kind"])
         if kind.startswith("hidden_") and not (kind.startswith(_KNOWN_HIDDEN) or kind in _HIDDEN_UNREAD):
-            raise _bad("metadata_unknown", f"{name}: argument kind {kind}", "HIP would fill it", "teach kernel_lane/elf.py")
+            raise _bad(
+                "metadata_unknown", f"{name}: argument kind {kind}", "HIP would fill it", "teach kernel_lane/elf.py"
+            )
         arguments.append(Argument(str(a.get(".name", f"arg{n}")), int(a[".offset"]), int(a[".size"]), kind))
     return Kernel(
         name=m[".name"], entry=entry, end=entry + size, kernarg_size=kernarg_size, lds=lds, scratch=scratch,

@@ -85,7 +85,12 @@ class Executor:
         content, defined = self.bundle.place(poison=schedule.poison)
         buffers = {
             b["name"]: Buffer(
-                b["name"], content[b["name"]], int(b["rank"]), defined[b["name"]], bool(b.get("freed")), bool(b.get("readonly"))
+                b["name"],
+                content[b["name"]],
+                int(b["rank"]),
+                defined[b["name"]],
+                bool(b.get("freed")),
+                bool(b.get("readonly")),
             )
             for b in self.bundle.buffers
         }
@@ -95,7 +100,9 @@ class Executor:
             writes: list[machine.Write] = []
             for order, step in enumerate(group):
                 for w in step.get("host", []):
-                    writes.append(machine.Write(buffers[w["buffer"]], int(w["offset"]), self.bundle.bytes_of(w["file"]), order))
+                    writes.append(
+                        machine.Write(buffers[w["buffer"]], int(w["offset"]), self.bundle.bytes_of(w["file"]), order)
+                    )
                 starts += [self._start(launch, content, order) for launch in step.get("launches", [])]
                 for e in step.get("expect", []):
                     self._keep(result, e, content)
@@ -110,7 +117,9 @@ class Executor:
             )  # fmt: skip
             result.steps.append(StepRun(index, [s.name for s in starts], outcome, time.perf_counter() - began))
             if outcome.stop:
-                result.stop = f"{outcome.stop} in {outcome.stop_kernel} (rank {outcome.stop_rank}, pc {outcome.stop_pc:#x})"
+                result.stop = (
+                    f"{outcome.stop} in {outcome.stop_kernel} (rank {outcome.stop_rank}, pc {outcome.stop_pc:#x})"
+                )
                 break
         return result
 

@@ -86,7 +86,9 @@ def activations(kind: str, seed: int, tokens: int, hidden: int) -> NDArray[np.ui
     return bf16_bits(x)
 
 
-def routing(kind: str, seed: int, tokens: int, experts: int, topk: int, ranks: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def routing(
+    kind: str, seed: int, tokens: int, experts: int, topk: int, ranks: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Distinct expert ids [tokens, topk] and positive weights that sum to 1.
 
     spread: any experts; one_rank: only those of the last rank; one_expert: expert 0 always first, the others any;

@@ -64,7 +64,9 @@ def examine(executor: Executor, plan: Sequence[Schedule], seeds: int) -> Report:
             run = executor.run(checked)
             wrong = compare(executor.bundle, run.results)
             exact = not run.stop and not wrong
-            report.runs.append({"schedule": str(checked), "exact": exact, "instructions": run.instructions, "stop": run.stop})
+            report.runs.append(
+                {"schedule": str(checked), "exact": exact, "instructions": run.instructions, "stop": run.stop}
+            )
             report.instructions += run.instructions
             report.seconds += run.seconds
             for f in run.findings:

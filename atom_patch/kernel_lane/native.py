@@ -63,7 +63,11 @@ def build(name: str, source: str, flags: list[str], *, extra: dict[str, str] | N
         for file, text in (extra or {}).items():
             (work / file).write_text(text, encoding="utf-8")
         done = subprocess.run(
-            [cc, "-shared", "-fPIC", "-o", name, "source.c", *flags], cwd=work, capture_output=True, text=True, timeout=900
+            [cc, "-shared", "-fPIC", "-o", name, "source.c", *flags],
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=900,
         )
         if done.returncode:
             raise Problem(
@@ -86,7 +90,9 @@ def build(name: str, source: str, flags: list[str], *, extra: dict[str, str] | N
 def _machine() -> str:
     """The processor's features: code for the native machine must not be loaded on another that shares the cache."""
     try:
-        flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))]
+        flags = [
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+        ]
     except OSError:
         return os.uname().machine
     return flags[0] if flags else os.uname().machine

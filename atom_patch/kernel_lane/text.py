@@ -86,7 +86,9 @@ def _selectors(i: Instruction) -> str:
         n = len(op.reads)
         out += f" op_sel:[{','.join(str(i.opsel >> k & 1) for k in range(n))}]" if i.opsel else ""
         full = (1 << n) - 1
-        out += f" op_sel_hi:[{','.join(str(i.opsel_hi >> k & 1) for k in range(n))}]" if i.opsel_hi & full != full else ""
+        out += (
+            f" op_sel_hi:[{','.join(str(i.opsel_hi >> k & 1) for k in range(n))}]" if i.opsel_hi & full != full else ""
+        )
     elif i.opsel:
         n = len(op.reads)
         last = [i.opsel >> 3 & 1] if op.name != "v_cvt_scalef32_pk_fp4_f32" else [i.opsel >> 2 & 1, i.opsel >> 3 & 1]
@@ -105,12 +107,18 @@ def _dpp(i: Instruction) -> str:
         what = f"row_bcast:{15 if c == 0x142 else 31}"
     else:
         what = {0x10: "row_shl", 0x11: "row_shr", 0x12: "row_ror", 0x15: "row_newbcast"}[c >> 4] + f":{c & 15}"
-    return f" {what} row_mask:{i.dpp.row_mask:#x} bank_mask:{i.dpp.bank_mask:#x}" + (" bound_ctrl:1" if i.dpp.bound_ctrl else "")
+    return f" {what} row_mask:{i.dpp.row_mask:#x} bank_mask:{i.dpp.bank_mask:#x}" + (
+        " bound_ctrl:1" if i.dpp.bound_ctrl else ""
+    )
 
 
 def _flow(i: Instruction) -> str:
     if i.name == "s_waitcnt":
-        parts = [f"{n}({v})" for n, v, none in zip(("vmcnt", "expcnt", "lgkmcnt"), i.wait, (63, 7, 15), strict=True) if v != none]
+        parts = [
+            f"{n}({v})"
+            for n, v, none in zip(("vmcnt", "expcnt", "lgkmcnt"), i.wait, (63, 7, 15), strict=True)
+            if v != none
+        ]
         return f"s_waitcnt {' '.join(parts)}" if parts else "s_waitcnt"
     if i.name in ("s_endpgm", "s_barrier"):
         return i.name

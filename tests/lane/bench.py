@@ -74,5 +74,8 @@ def program(instructions: Sequence[Instruction], **facts: int) -> machine.Code:
     """A list of instructions as runnable code; addresses are 4 bytes apart."""
     import dataclasses
 
-    placed = [dataclasses.replace(i, pc=4 * n, target=4 * i.target if i.target >= 0 else -1) for n, i in enumerate(instructions)]
+    placed = [
+        dataclasses.replace(i, pc=4 * n, target=4 * i.target if i.target >= 0 else -1)
+        for n, i in enumerate(instructions)
+    ]
     return machine.Code(kernel(**facts), tuple(placed), lower(placed))

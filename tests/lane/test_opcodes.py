@@ -30,7 +30,9 @@ def values(rng: np.random.Generator, words: int, *, floats: bool) -> NDArray[np.
     """64 operands: a third edges, the rest spread (floats: over all exponents, and around those that matter)."""
     raw = rng.integers(0, 1 << 64, 64, dtype=np.uint64) if words == 2 else rng.integers(0, 1 << 32, 64, dtype=np.uint64)
     if floats:
-        near = rng.integers(0x38000000, 0x48000000, 64, dtype=np.uint64) | rng.integers(0, 2, 64, dtype=np.uint64) << np.uint64(31)
+        near = rng.integers(0x38000000, 0x48000000, 64, dtype=np.uint64) | rng.integers(
+            0, 2, 64, dtype=np.uint64
+        ) << np.uint64(31)
         raw = np.where(rng.random(64) < 0.6, near, raw)
     edges = np.array(EDGES_F if floats else EDGES32, np.uint64)
     picked = rng.choice(edges, 64)
@@ -81,7 +83,13 @@ def lane_case(bench: Bench, op: Opcode, rng: np.random.Generator) -> tuple[bool,
         sources.append(30)
     execute = (1 << 64) - 1 if rng.random() < 0.3 else int(rng.integers(0, 1 << 64, dtype=np.uint64))
     bench.exec = execute
-    opsel = int(rng.choice([0, 4, 8, 12])) if op.name == "v_cvt_scalef32_pk_fp4_f32" else int(rng.choice([0, 8])) if op.opsel else 0
+    opsel = (
+        int(rng.choice([0, 4, 8, 12]))
+        if op.name == "v_cvt_scalef32_pk_fp4_f32"
+        else int(rng.choice([0, 8]))
+        if op.opsel
+        else 0
+    )
     imm = int(rng.integers(0, 256)) if op.name == "v_bitop3_b32" else 0
     has_sdst = op.encoding == "VOPC" or "out" in op.carry
     bench.step(instruction(op.name, src=tuple(sources), dst=V + 40 if op.writes else -1, sdst=50 if has_sdst else -1,
@@ -95,7 +103,10 @@ def lane_case(bench: Bench, op: Opcode, rng: np.random.Generator) -> tuple[bool,
         if has_sdst and mask >> lane & 1 != (carry if active else 0):
             return False, f"lane {lane}: mask bit {mask >> lane & 1}, inputs {[hex(int(o[lane])) for o in operands]}"
         if op.writes and not (same(op, have[lane], value) if active else have[lane] == int(old[lane])):
-            return False, f"lane {lane}: {have[lane]:#x} for {value:#x}, inputs {[hex(int(o[lane])) for o in operands]}, active {active}"
+            return (
+                False,
+                f"lane {lane}: {have[lane]:#x} for {value:#x}, inputs {[hex(int(o[lane])) for o in operands]}, active {active}",
+            )
     return True, ""
 
 
@@ -114,11 +125,14 @@ def scalar_case(bench: Bench, op: Opcode, rng: np.random.Generator) -> tuple[boo
     have = bench.get_s64(40) if op.writes == 2 else int(bench.s[40])
     expected = old if value is None else value
     right = have == expected and bench.wave.scc == want_scc and bench.exec == want_exec
-    return right, f"{have:#x} scc {bench.wave.scc} for {expected:#x} scc {want_scc}, inputs {[hex(o) for o in operands]} k {k} scc {scc}"
+    return (
+        right,
+        f"{have:#x} scc {bench.wave.scc} for {expected:#x} scc {want_scc}, inputs {[hex(o) for o in operands]} k {k} scc {scc}",
+    )
 
 
 def check(op: Opcode, bench: Bench, rounds: int = 6) -> str:
-    """"" when an opcode agrees with its second definition in all rounds, else the first difference."""
+    """ "" when an opcode agrees with its second definition in all rounds, else the first difference."""
     rng = np.random.default_rng(zlib.crc32(op.name.encode()))
     run = lane_case if op.kind == "lane" else scalar_case
     for _ in range(rounds if op.kind == "lane" else 40 * rounds):

@@ -77,7 +77,8 @@ class StandIn:
             code, kernel = self._functions[function - 1]
             groups, threads = tuple(grid[:3]), tuple(block[:3])
             values = [
-                ctypes.string_at(arguments[n], a.size) for n, a in enumerate(a for a in kernel.arguments if not a.hidden)
+                ctypes.string_at(arguments[n], a.size)
+                for n, a in enumerate(a for a in kernel.arguments if not a.hidden)
             ]
             kernarg = kernel.kernarg(values, groups, threads)
             self._receive(Launch(code, kernel, groups, threads, lds, kernarg))

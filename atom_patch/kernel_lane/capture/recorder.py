@@ -158,7 +158,9 @@ class Recorder:
         """Asks that the bytes of tensor `t` be `content` at this point."""
         found = self.resolve(t.data_ptr())
         assert found is not None, f"{name} lies in no tracked tensor"
-        self.steps.append({"expect": [{"name": name, "buffer": found[0], "offset": found[1], "content": content, "dtype": dtype}]})
+        self.steps.append(
+            {"expect": [{"name": name, "buffer": found[0], "offset": found[1], "content": content, "dtype": dtype}]}
+        )
 
     # ---- the bundle --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,11 @@ def linker() -> str:
     Raises:
         Problem: no_linker (exit 4).
     """
-    names = [os.environ.get("MEGAMOE_LLD", ""), *(f"ld.lld-{n}" for n in range(25, 19, -1)), "/opt/rocm/llvm/bin/ld.lld"]
+    names = [
+        os.environ.get("MEGAMOE_LLD", ""),
+        *(f"ld.lld-{n}" for n in range(25, 19, -1)),
+        "/opt/rocm/llvm/bin/ld.lld",
+    ]
     for name in filter(None, names):
         found = shutil.which(name)
         if found:

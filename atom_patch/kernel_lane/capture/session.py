@@ -72,7 +72,8 @@ def golden_inputs(path: Path) -> tuple[formula.Weights, list[list[Inputs]], list
     w = formula.Weights(z["w13"], z["w13_scale_e8m0"], z["w2"], z["w2_scale_e8m0"])
     ranks = range(int(z["ep_size"]))
     inputs = [
-        (_bf16(z[f"x_bf16_r{r}"]), torch.from_numpy(z[f"topk_weights_r{r}"]), torch.from_numpy(z[f"topk_ids_r{r}"])) for r in ranks
+        (_bf16(z[f"x_bf16_r{r}"]), torch.from_numpy(z[f"topk_weights_r{r}"]), torch.from_numpy(z[f"topk_ids_r{r}"]))
+        for r in ranks
     ]
     return w, [inputs], [[z[f"out_bf16_r{r}"] for r in ranks]]
 
@@ -148,7 +149,11 @@ def place_form(case: Case) -> None:
         return
     blocks, waves = case.combine
     module.FlyDSLDispatchCombineConfig = lambda **k: config(
-        **k, combine_block_num=blocks, combine_warp_num_per_block=waves, dispatch_block_num=blocks, dispatch_warp_num_per_block=waves
+        **k,
+        combine_block_num=blocks,
+        combine_warp_num_per_block=waves,
+        dispatch_block_num=blocks,
+        dispatch_warp_num_per_block=waves,
     )
 
 
@@ -161,7 +166,9 @@ def name_buffers(recorder: Recorder, rank: int, kernel: Any) -> None:
             if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in by_address:
                 t = by_address[value.untyped_storage().data_ptr()]
                 if not t.name:
-                    t.name = f"r{rank}." + (f"{prefix}." if prefix else "") + attribute.strip("_").removeprefix("shmem_")
+                    t.name = (
+                        f"r{rank}." + (f"{prefix}." if prefix else "") + attribute.strip("_").removeprefix("shmem_")
+                    )
 
 
 def capture(case: Case, flydsl: Path, folder: Path, *, golden: Path | None = None) -> dict[str, Any]:
@@ -181,7 +188,9 @@ def capture(case: Case, flydsl: Path, folder: Path, *, golden: Path | None = Non
 
     def rank_work(r: int) -> Any:
         def work() -> Any:
-            kernel = session.megamoe(**constructor_arguments(case, r), **{k: t.clone() for k, t in shuffled(case, w, r).items()})
+            kernel = session.megamoe(
+                **constructor_arguments(case, r), **{k: t.clone() for k, t in shuffled(case, w, r).items()}
+            )
             name_buffers(session.recorder, r, kernel)
             out = None
             for k, rows in enumerate(forwards):

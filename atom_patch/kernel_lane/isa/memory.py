@@ -10,15 +10,26 @@ from __future__ import annotations
 from kernel_lane.isa.opcode import Encoding, Opcode
 
 
-def _op(name: str, encoding: Encoding, number: int, action: str, size: int, count: int = 1, meaning: str = "") -> Opcode:
+def _op(
+    name: str, encoding: Encoding, number: int, action: str, size: int, count: int = 1, meaning: str = ""
+) -> Opcode:
     return Opcode(name, encoding, number, "memory", meaning or action, memory=(action, size, count))
 
 
-_SMEM = [_op(f"s_load_dword{'' if n == 1 else f'x{n}'}", "SMEM", k, "load", 4 * n) for k, n in enumerate((1, 2, 4, 8, 16))]
+_SMEM = [
+    _op(f"s_load_dword{'' if n == 1 else f'x{n}'}", "SMEM", k, "load", 4 * n) for k, n in enumerate((1, 2, 4, 8, 16))
+]
 
 _LOADS = (("ubyte", 16, 1), ("sbyte", 17, 1), ("ushort", 18, 2), ("sshort", 19, 2), ("dword", 20, 4), ("dwordx2", 21, 8),
           ("dwordx3", 22, 12), ("dwordx4", 23, 16))  # fmt: skip
-_STORES = (("byte", 24, 1), ("short", 26, 2), ("dword", 28, 4), ("dwordx2", 29, 8), ("dwordx3", 30, 12), ("dwordx4", 31, 16))
+_STORES = (
+    ("byte", 24, 1),
+    ("short", 26, 2),
+    ("dword", 28, 4),
+    ("dwordx2", 29, 8),
+    ("dwordx3", 30, 12),
+    ("dwordx4", 31, 16),
+)
 _ATOMICS = (("swap", 64, 4), ("add", 66, 4), ("smin", 68, 4), ("umin", 69, 4), ("smax", 70, 4), ("umax", 71, 4), ("and", 72, 4),
             ("or", 73, 4), ("add_f32", 77, 4), ("pk_add_bf16", 82, 4), ("swap_x2", 96, 8), ("add_x2", 98, 8))  # fmt: skip
 

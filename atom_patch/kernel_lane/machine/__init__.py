@@ -84,7 +84,9 @@ def prepare(image: bytes, kernel_name: str) -> Code:
     if kernel.wavefront != 64:
         raise refuse("wavefront", f"wavefront size {kernel.wavefront}", "gfx950 has waves of 64", "compile for gfx950")
     if kernel.scratch:
-        raise refuse("scratch", f"{kernel.scratch} bytes of scratch", "private memory is not modelled", "lower register use")
+        raise refuse(
+            "scratch", f"{kernel.scratch} bytes of scratch", "private memory is not modelled", "lower register use"
+        )
     if kernel.user_sgprs != 2 or kernel.preload or kernel.uses_dispatch_ptr:
         raise refuse(
             "start_state",
@@ -216,7 +218,11 @@ def _kernel_names(starts: Sequence[Start]) -> list[str]:
 
 
 def _finding(r: FindingRecord, codes: list[str], regions: list[str]) -> Finding:
-    buffer = regions[r.region] if r.region < len(regions) else ("LDS" if KINDS[r.kind].startswith(("lds", "barrier")) else "")
+    buffer = (
+        regions[r.region]
+        if r.region < len(regions)
+        else ("LDS" if KINDS[r.kind].startswith(("lds", "barrier")) else "")
+    )
     return Finding(
         KINDS[r.kind], codes[r.code], r.pc, r.rank, buffer, r.offset, r.count, codes[r.other_code] if r.other_code < len(codes) else "",
         r.other_pc, r.other_rank, r.detail, bool(r.same_wave),

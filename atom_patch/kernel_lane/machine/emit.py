@@ -54,9 +54,7 @@ def _scalar(op: Opcode) -> str:
     for name, value in (("EXEC", "exec_of(w)"), ("SCC", "w->scc"), (r"K", "(i32)(i16)i->imm")):
         body = re.sub(rf"\b{name}\b", value, body)
     lines = [f"static void {function_name(op)}(Wave *w, const Ins *i) {{"]
-    lines += [
-        f"    u{32 * words} s{n} = get_s{32 * words}(w, i, {n}); (void)s{n};" for n, words in enumerate(op.reads)
-    ]
+    lines += [f"    u{32 * words} s{n} = get_s{32 * words}(w, i, {n}); (void)s{n};" for n, words in enumerate(op.reads)]
     reads_old = re.search(r"D\.\w+(?! =[^=])", op.meaning) is not None or op.encoding == "SOPK"
     if reads_old:
         lines.append("    u32 old = w->s[i->d]; (void)old;")

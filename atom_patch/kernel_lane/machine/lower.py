@@ -16,7 +16,9 @@ from kernel_lane.text import text
 _INDEX = {o.name: n for n, o in enumerate(OPCODES)}
 _FLAGS = {"sc0": 1, "sc1": 2, "nt": 4, "lds": 8, "offen": 16, "flat": 32}
 _SIGNED = 64
-_ATOMICS = {n: k for k, n in enumerate(("add", "umax", "umin", "smax", "smin", "and", "or", "swap", "add_f32", "pk_add_bf16"))}
+_ATOMICS = {
+    n: k for k, n in enumerate(("add", "umax", "umin", "smax", "smin", "and", "or", "swap", "add_f32", "pk_add_bf16"))
+}
 _LDS = {"lds_read": 0, "lds_read_signed": 0, "lds_write": 1, "lds_atomic:add": 2, "lds_atomic_rtn:add": 2, "lds_atomic:umax": 3,
         "lds_atomic_rtn:umax": 3}  # fmt: skip
 _WAVE_WIDE = ("v_mfma", "v_permlane", "ds_bpermute", "ds_swizzle")
@@ -123,9 +125,19 @@ def _uses(r: Ins, i: Instruction) -> None:
                 uses += [(address, 1, False), (third, 4, False), (i.src[3], 1, False)]
             uses.append((data, words, False) if action == "store" else (i.dst, words, True))
         elif op.encoding == "FLAT":
-            uses += [(address, 1 if third >= 0 else 2, False), (third, 2, False), (data, words, False), (i.dst, words, True)]
+            uses += [
+                (address, 1 if third >= 0 else 2, False),
+                (third, 2, False),
+                (data, words, False),
+                (i.dst, words, True),
+            ]
         else:
-            uses += [(address, 1, False), (data, words, False), (third, words, False), (i.dst, words * (2 if count > 1 else 1), True)]
+            uses += [
+                (address, 1, False),
+                (data, words, False),
+                (third, words, False),
+                (i.dst, words * (2 if count > 1 else 1), True),
+            ]
     kept = [u for u in uses if u[0] >= 0 and (u[0] < 128 or u[0] >= VGPR) and not EXEC <= u[0] < 128]
     for k in range(8):
         r.use[k] = kept[k][0] if k < len(kept) else -1

@@ -83,14 +83,28 @@ class Schedule:
         return cls(m[1], m[2] or "fifo", int(m[3] or 0))
 
     def __str__(self) -> str:
-        return self.name + (f":{self.model}" if self.late and self.model != "fifo" else "") + (f"@{self.seed}" if self.seed else "")
+        return (
+            self.name
+            + (f":{self.model}" if self.late and self.model != "fifo" else "")
+            + (f"@{self.seed}" if self.seed else "")
+        )
 
     def with_seed(self, seed: int) -> Schedule:
         return replace(self, seed=seed)
 
     def fill(self, o: Options, *, discover: bool) -> None:
         """Writes the core's options."""
-        (o.schedule, o.late, o.sample_early, o.visible_now, o.land_early, o.store_mean, o.flags_now, o.stall, o.slow) = _NAMES[self.name]
+        (
+            o.schedule,
+            o.late,
+            o.sample_early,
+            o.visible_now,
+            o.land_early,
+            o.store_mean,
+            o.flags_now,
+            o.stall,
+            o.slow,
+        ) = _NAMES[self.name]
         o.model = _MODELS[self.model]
         o.quantum = 400 if not o.schedule or o.schedule == 2 else _QUANTA[self.seed % 3]
         o.checks = 1 * self.check_unwritten | 2 * self.check_races | 4 * self.check_lds | 8 * discover

@@ -19,10 +19,16 @@ PYTHON_VARIABLE = "MEGAMOE_FLYDSL_PYTHON"
 
 
 def command(
-    flydsl: Annotated[Path, typer.Option("--flydsl", metavar="DIR", help="FlyDSL checkout (the folder that holds kernels/).")],
+    flydsl: Annotated[
+        Path, typer.Option("--flydsl", metavar="DIR", help="FlyDSL checkout (the folder that holds kernels/).")
+    ],
     case: Annotated[str, typer.Option("--case", metavar="CASE", help="Which layer; an unknown name lists them.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the bundle goes; CASE when left out.")] = None,
-    golden: Annotated[Path | None, typer.Option("--golden", metavar="FILE", help="Inputs and outputs from a golden .npz.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where the bundle goes; CASE when left out.")
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option("--golden", metavar="FILE", help="Inputs and outputs from a golden .npz.")
+    ] = None,
     python: Annotated[
         str, typer.Option("--python", envvar=PYTHON_VARIABLE, help="Python that has flydsl 0.2.4 and torch.")
     ] = sys.executable,
@@ -31,7 +37,9 @@ def command(
 ) -> NoReturn:
     """Compile the kernels of one layer for gfx950, run them in order, and save every launch with its memory."""
     run_verb(
-        "kernels capture", lambda: capture(flydsl, case, out or Path(case), golden, python, timeout_s), json_output=json_output
+        "kernels capture",
+        lambda: capture(flydsl, case, out or Path(case), golden, python, timeout_s),
+        json_output=json_output,
     )
 
 
@@ -48,21 +56,31 @@ def capture(flydsl: Path, case: str, out: Path, golden: Path | None, python: str
             fix="remove it, or name another folder with --out",
         )
     if golden is not None and not golden.is_file():
-        raise Problem("golden", what=f"{golden} is no file", why="it names inputs and outputs", fix="pass a file of tests/golden")
+        raise Problem(
+            "golden", what=f"{golden} is no file", why="it names inputs and outputs", fix="pass a file of tests/golden"
+        )
     _need_flydsl(python)
     figures = _figures(flydsl, case, out, golden, python, timeout_s)
     same = bool(figures["equal_in_order"])
     what = f"{figures['launches']} launch steps, {figures['instructions']} wave instructions"
     if same:
-        return Outcome("pass", Exit.PASS, f"{case}: {what}; every output bit equals the reference; bundle in {out}", [], figures)
+        return Outcome(
+            "pass", Exit.PASS, f"{case}: {what}; every output bit equals the reference; bundle in {out}", [], figures
+        )
     return Outcome(
-        "fail", Exit.CHECK_FAILED, f"{case}: {what}; the outputs differ from the reference; bundle in {out}: run and check it", [], figures
+        "fail",
+        Exit.CHECK_FAILED,
+        f"{case}: {what}; the outputs differ from the reference; bundle in {out}: run and check it",
+        [],
+        figures,
     )
 
 
 def _need_flydsl(python: str) -> None:
     try:
-        done = subprocess.run([python, "-c", "import flydsl.expr.buffer_ops, torch"], capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [python, "-c", "import flydsl.expr.buffer_ops, torch"], capture_output=True, text=True, timeout=300
+        )
         words = done.stderr.strip().splitlines()[-1:] or ["no message"]
     except (OSError, subprocess.TimeoutExpired) as error:
         done, words = None, [str(error)]
@@ -81,7 +99,15 @@ def _figures(flydsl: Path, case: str, out: Path, golden: Path | None, python: st
     import megamoe_atom
 
     paths = [str(Path(m.__file__).parents[1]) for m in (kernel_lane, megamoe_atom) if m.__file__]
-    words = [python, "-m", "kernel_lane.capture", str(flydsl), case, str(out), *(["--golden", str(golden)] if golden else [])]
+    words = [
+        python,
+        "-m",
+        "kernel_lane.capture",
+        str(flydsl),
+        case,
+        str(out),
+        *(["--golden", str(golden)] if golden else []),
+    ]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, env=env)

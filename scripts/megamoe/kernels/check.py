@@ -20,12 +20,17 @@ def command(
     schedules: Annotated[str, typer.Option("--schedules", help="Comma-separated; each NAME[:MODEL].")] = DEFAULT,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per schedule that has any.")] = 3,
     result: Annotated[
-        Path | None, typer.Option("--result", metavar="DIR", help="Only compare what a runner wrote here; execute nothing.")
+        Path | None,
+        typer.Option("--result", metavar="DIR", help="Only compare what a runner wrote here; execute nothing."),
     ] = None,
     json_output: Json = False,
 ) -> NoReturn:
     """Look for races, early reads, accesses out of bounds and outputs that depend on the schedule."""
-    run_verb("kernels check", lambda: compare_only(bundle, result) if result else check(bundle, schedules, seeds), json_output=json_output)
+    run_verb(
+        "kernels check",
+        lambda: compare_only(bundle, result) if result else check(bundle, schedules, seeds),
+        json_output=json_output,
+    )
 
 
 def compare_only(folder: Path, result: Path) -> Outcome:
@@ -46,10 +51,12 @@ def check(folder: Path, schedules: str, seeds: int) -> Outcome:
     plan = [Schedule.parse(word.strip()) for word in schedules.split(",") if word.strip()]
     bundle = Bundle.read(folder)
     report = examine(Executor(bundle), plan, seeds)
-    findings = [
-        Finding(v.code, "error" if v.fault else "info", v.what, v.why, v.fix) for v in report.verdicts
-    ]
-    data: dict[str, Any] = {"runs": report.runs, "instructions": report.instructions, "seconds": round(report.seconds, 2)}
+    findings = [Finding(v.code, "error" if v.fault else "info", v.what, v.why, v.fix) for v in report.verdicts]
+    data: dict[str, Any] = {
+        "runs": report.runs,
+        "instructions": report.instructions,
+        "seconds": round(report.seconds, 2),
+    }
     bad = sum(f.severity == "error" for f in findings)
     summary = f"{folder}: {len(report.runs)} runs, {sum(r['exact'] for r in report.runs)} exact, {bad} faults"
     if bad:

@@ -11,5 +11,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON envelope on stdout.
 BundleFolder = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder that `kernels capture` wrote.")]
 ScheduleText = Annotated[
     str,
-    typer.Option("--schedule", metavar="S", help="NAME[:MODEL][@SEED]: order, random, frozen, late, scatter, flag, stall, slow."),
+    typer.Option(
+        "--schedule", metavar="S", help="NAME[:MODEL][@SEED]: order, random, frozen, late, scatter, flag, stall, slow."
+    ),
 ]

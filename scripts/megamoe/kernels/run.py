@@ -17,10 +17,14 @@ from megamoe.kernels.options import BundleFolder, Json, ScheduleText
 
 def command(
     bundle: BundleFolder,
-    runner: Annotated[str | None, typer.Option("--runner", metavar="CMD", help="Another executor, called as CMD BUNDLE OUT.")] = None,
+    runner: Annotated[
+        str | None, typer.Option("--runner", metavar="CMD", help="Another executor, called as CMD BUNDLE OUT.")
+    ] = None,
     schedule: ScheduleText = "order",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the results here.")] = None,
-    overlap: Annotated[bool, typer.Option("--overlap", help="Ranks do not wait for each other between launches.")] = False,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Ranks do not wait for each other between launches.")
+    ] = False,
     timeout_s: Annotated[int, typer.Option("--timeout-s", help="Give a runner so many seconds.")] = 600,
     json_output: Json = False,
 ) -> NoReturn:
@@ -48,13 +52,17 @@ def own(folder: Path, schedule: str, out: Path | None, *, overlap: bool = False)
         findings.insert(0, stopped(run.stop))
     for f in run.findings:
         severity = "error" if f.kind in FAULTS else "info"
-        findings.append(Finding(f.kind, severity, place(f), "see `megamoe kernels check`", "compare with the kernel's source"))  # type: ignore[arg-type]
+        findings.append(
+            Finding(f.kind, severity, place(f), "see `megamoe kernels check`", "compare with the kernel's source")
+        )  # type: ignore[arg-type]
     rate = run.instructions / run.seconds if run.seconds else 0.0
     data: dict[str, Any] = {
         "schedule": str(parsed), "instructions": run.instructions, "seconds": round(run.seconds, 3), "per_second": round(rate),
         "launches": [{"names": s.names, "instructions": s.outcome.steps, "seconds": round(s.seconds, 3)} for s in run.steps],
     }  # fmt: skip
-    return verdict(folder, findings, f"{run.instructions} wave instructions in {run.seconds:.2f} s under {parsed}", data)
+    return verdict(
+        folder, findings, f"{run.instructions} wave instructions in {run.seconds:.2f} s under {parsed}", data
+    )
 
 
 def foreign(folder: Path, runner: str, out: Path | None, timeout_s: int) -> Outcome:
@@ -70,9 +78,15 @@ def foreign(folder: Path, runner: str, out: Path | None, timeout_s: int) -> Outc
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise _runner("runner_timeout", f"{words[0]} did not end within {timeout_s} s", "raise --timeout-s, or look for a hang") from error
+            raise _runner(
+                "runner_timeout",
+                f"{words[0]} did not end within {timeout_s} s",
+                "raise --timeout-s, or look for a hang",
+            ) from error
         except OSError as error:
-            raise _runner("runner_missing", f"{words[0]} cannot be started: {error}", "name an executable", Exit.REFUSED) from error
+            raise _runner(
+                "runner_missing", f"{words[0]} cannot be started: {error}", "name an executable", Exit.REFUSED
+            ) from error
         if done.returncode:
             raise _runner("runner_failed", f"{words[0]} ended with exit code {done.returncode}: {done.stderr.strip()[-800:]}",
                           "see its own messages")  # fmt: skip
