@@ -41,7 +41,7 @@ class Policy:
     max_empty_rate: float = 0.01
     max_truncated_rate: float = 0.01
     max_error_rate: float = 0.005  # requests without an answer after all retries
-    max_retry_rate: float = 0.05  # requests that had to be sent more than once
+    max_retry_rate: float = 0.03  # requests that had to be sent more than once: a lossy path shows, a sick one fails
     max_filter_gap: float = 0.02  # a larger distance of strict-match from flexible-extract is a warning
     paired_required: bool = False
     paired_find_loss: float = 0.01
