@@ -73,14 +73,14 @@ print(v)' "$1"; }
 edits=$(find atom_patch/edits -type f ! -name .keep | LC_ALL=C sort | xargs --no-run-if-empty cat | sha256sum | cut -d' ' -f1)
 epoch=$(pin source_date_epoch)
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-if [[ $revision != unknown && -n $(git status --porcelain -- pyproject.toml scripts/megamoe atom_patch docker requirements) ]]; then
+if [[ $revision != unknown && -n $(git status --porcelain -- pyproject.toml scripts/megamoe atom_patch docker requirements tests/golden) ]]; then
     revision+=-dirty
 fi
 echo "building $tag on $base" >&2
 log=$state/build_reference.log
 if ! tar --create --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --exclude=__pycache__ --exclude='*.pyc' \
     --transform 's,^docker/Dockerfile\.dockerignore$,.dockerignore,' --transform "s,^wheelhouse-$locks,wheelhouse," \
-    pyproject.toml README.md requirements/engine.lock requirements/build.lock scripts/megamoe atom_patch \
+    pyproject.toml README.md requirements/engine.lock requirements/build.lock scripts/megamoe atom_patch tests/golden \
     docker/Dockerfile docker/Dockerfile.dockerignore docker/entrypoint.sh docker/pins.toml docker/profiles docker/reference_engine \
     --directory "$state" "wheelhouse-$locks" |
     docker build --file docker/Dockerfile --target reference --network none --force-rm --tag "$tag" \

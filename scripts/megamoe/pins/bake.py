@@ -15,7 +15,7 @@ from megamoe.pins.model import Pins
 from megamoe.version.identity import edits_sha256
 
 # Paths that go into an image; a change elsewhere does not make a build another one.
-CONTEXT = ("pyproject.toml", "README.md", "requirements", "scripts/megamoe", "atom_patch", "docker")
+CONTEXT = ("pyproject.toml", "README.md", "requirements", "scripts/megamoe", "atom_patch", "docker", "tests/golden")
 
 
 def kernels(profiles: Path) -> int:
