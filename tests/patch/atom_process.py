@@ -14,6 +14,8 @@ import importlib.machinery
 import json
 import os
 import sys
+import tempfile
+import threading
 import types
 from functools import partial
 from pathlib import Path
@@ -94,7 +96,15 @@ aiter.dtypes = SimpleNamespace(fp4x2=torch.float4_e2m1fn_x2, fp8=torch.float8_e4
 chip_info.get_gfx = lambda: "gfx950"
 torch_guard.torch_compile_guard = lambda *_a, **_k: lambda f: f
 WORLD = 8
-RANK = {"now": 0}
+
+
+class Rank(threading.local):
+    """The rank that is being simulated in this thread."""
+
+    now = 0
+
+
+RANK = Rank()
 
 
 class Group:
@@ -107,7 +117,7 @@ class Group:
 
     @property
     def rank_in_group(self) -> int:
-        return RANK["now"] if self.world_size > 1 else 0
+        return RANK.now if self.world_size > 1 else 0
 
     @property
     def device_communicator(self) -> SimpleNamespace:
@@ -133,11 +143,12 @@ import atom.model_ops.moe as moe  # noqa: E402
 
 # What importing the edited moe.py alone brought in, before this file imports more of the adapter.
 ADAPTER_MODULES_BEFORE_IMPORT = sorted(m for m in sys.modules if m.startswith("megamoe_atom"))
-from megamoe_atom import factory, reference  # noqa: E402
+from megamoe_atom import factory, kernel_edits, reference, startup, warmup  # noqa: E402
 from megamoe_atom.experts import MegaExperts  # noqa: E402
 from megamoe_atom.problem import Problem  # noqa: E402
 from megamoe_atom.selftest import SelfTest, make_batch, rel_l2  # noqa: E402
 from megamoe_atom.selftest import partial as oracle  # noqa: E402
+from megamoe_atom.status import read_status_dir  # noqa: E402
 
 HIDDEN, INTER, EXPERTS, TOPK, MTPR, LIMIT = 256, 256, 32, 4, 16, 10.0
 QUANT = SimpleNamespace(quant_type=QuantType.per_1x32, quant_dtype=aiter.dtypes.fp4x2, quant_method="", is_dynamic=True)
@@ -198,7 +209,7 @@ def requested() -> dict[str, object]:
     test = SelfTest(group_sum=lambda t: t, local_ranks=range(WORLD), repeats=4, sweep=False)
     layers, raw, runtimes, empty = {}, {}, [], True
     for rank in range(WORLD):
-        RANK["now"] = rank
+        RANK.now = rank
         atom_config._current_atom_config = config()
         factory._runtime = factory.Runtime(
             build=partial(reference.MegaMoE, group=group), swiglu_in_kernel=True, clone=False, selftest=test,
@@ -232,7 +243,7 @@ def requested() -> dict[str, object]:
         for rank in range(WORLD):
             layers[name, rank].quant_method.fused_experts.kernel()
         for rank in range(WORLD):
-            RANK["now"] = rank
+            RANK.now = rank
             logits = torch.cat((batch.ids[rank].float(), batch.weights[rank]), dim=-1)
             with torch.inference_mode():
                 got = layers[name, rank].forward_impl(batch.x[rank], logits)
@@ -246,7 +257,7 @@ def requested() -> dict[str, object]:
     selftest = test.verify(run, lambda name, r: layers[name, r].quant_method.fused_experts.layer).as_data()
     first = layers[names[0], 0]
     try:
-        RANK["now"] = 0
+        RANK.now = 0
         first.forward_impl(torch.zeros(MTPR + 1, HIDDEN, dtype=torch.bfloat16), torch.ones(MTPR + 1, 2 * TOPK))
         exceeded = "accepted"
     except Problem as problem:
@@ -281,8 +292,6 @@ def refusals() -> dict[str, object]:
     """Launches that must be refused at construction or conversion, by code."""
     codes: dict[str, object] = {}
     environment = {"ATOM_FLYDSL_KERNELS_PATH": "/nonexistent"}
-    from megamoe_atom import startup
-
     for name, change in (
         ("dp_attention", {"enable_dp_attention": False}), ("eplb", {"eplb_enable": True}), ("tbo", {"enable_tbo": True}),  # noqa: E501 - a table
         ("pcp", {"prefill_context_parallel_size": 2}), ("flydsl_path", {}),
@@ -295,6 +304,180 @@ def refusals() -> dict[str, object]:
     return codes
 
 
+class Together:
+    """The ranks' collectives in one process: each rank is a thread, and every call waits for all."""
+
+    def __init__(self) -> None:
+        self.meet = threading.Barrier(WORLD, timeout=120)
+        self._parts: list[torch.Tensor | None] = [None] * WORLD
+
+    def all_reduce(self, t: torch.Tensor, group: object = None) -> None:
+        assert group == "the EP group's device group"
+        self._parts[RANK.now] = t.clone()
+        self.meet.wait()
+        total = torch.stack(self._parts).sum(0)
+        self.meet.wait()
+        t.copy_(total)
+
+    def kernel_class(self) -> type:
+        """MegaMoE as FlyDSL's checkout would give it: construction and forward are collective."""
+        group, meet = reference.ReferenceGroup(WORLD), self.meet
+
+        class MegaMoE(reference.MegaMoE):
+            def __init__(self, *, swiglu_limit: float = 0.0, **named: object) -> None:
+                super().__init__(swiglu_limit=swiglu_limit, group=group, **named)
+                meet.wait()
+
+            def forward(self, *inputs: torch.Tensor, **named: object) -> torch.Tensor:
+                self.prepare()
+                meet.wait()  # all ranks have bound this layer
+                out = super().forward(*inputs, **named)
+                meet.wait()
+                return out
+
+        return MegaMoE
+
+    def run(self, work) -> list[object]:
+        """work(rank) in every rank's thread; the result or the Problem of each."""
+        results: list[object] = [None] * WORLD
+
+        def body(rank: int) -> None:
+            RANK.now = rank
+            try:
+                results[rank] = work(rank)
+            except Problem as problem:
+                results[rank] = problem
+            except BaseException:
+                self.meet.abort()
+                raise
+
+        threads = [threading.Thread(target=body, args=(r,)) for r in range(WORLD)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+def graph_class() -> type:
+    """torch.cuda.CUDAGraph as ATOM uses it; what was recorded runs again at a replay."""
+
+    class CUDAGraph:
+        recorded = staticmethod(lambda: None)
+
+        def capture_begin(self, *_arguments: object, **_named: object) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            pass
+
+        def replay(self) -> None:
+            self.recorded()
+
+    return CUDAGraph
+
+
+def start(folder: Path, *, spoil: bool) -> dict[str, object]:
+    """A whole start: make_runtime on every rank, two layers, ATOM's warm-up hook, then eager and graph steps."""
+    global HIDDEN, EXPERTS, TOPK
+    HIDDEN, EXPERTS, TOPK = 512, 16, 8  # the reference kernel is fastest where most experts are used
+    together = Together()
+    torch.distributed.all_reduce = together.all_reduce
+    EP.device_group = "the EP group's device group"
+    EP.handles = 0
+    # Edges: the machine, the installed wheel and FlyDSL's checkout; everything between them is real.
+    machine = SimpleNamespace(gcnArchName="gfx950:sramecc+:xnack-", multi_processor_count=256, name="MI355X")
+    torch.cuda.get_device_properties = lambda *_a: machine
+    torch.cuda.current_device = lambda: RANK.now
+    torch.cuda.device_count = lambda: WORLD
+    startup.importlib.metadata.version = {"flydsl": "0.2.4"}.__getitem__
+    edits = frozenset(kernel_edits.EDITS)
+    blobs = {
+        path: next(blob for made, blob in images.items() if made == edits & frozenset().union(*images))
+        for path, images in kernel_edits.pinned().files.items()
+    }
+    startup.verify_files = lambda _root: blobs
+    kernel_class = together.kernel_class()
+    startup.load_megamoe = lambda _path: kernel_class
+    os.environ |= {
+        "ATOM_FLYDSL_KERNELS_PATH": "/flydsl", "MORI_SHMEM_HEAP_SIZE": "1G", "MEGAMOE_STATUS_DIR": str(folder),
+    }  # fmt: skip
+    names = ["layers.0.ffn.experts", "layers.1.ffn.experts"]
+    layers, runtimes, graphs = {}, [], []
+    for rank in range(WORLD):
+        RANK.now = rank
+        atom_config._current_atom_config = config()
+        factory._runtime = None
+        torch.cuda.CUDAGraph = graph_class()  # one class per rank: each rank is a process of its own
+        graphs.append(torch.cuda.CUDAGraph)
+        for n, name in enumerate(names):
+            layer = layers[name, rank] = make_layer(name)
+            fill(layer, 100 * n + rank)
+            layer.quant_method.process_weights_after_loading(layer)
+            layer.quant_method.init_prepare_finalize(layer)
+        runtimes.append(factory._runtime)
+    if spoil:
+        layers[names[1], 3].quant_method.fused_experts.layer.w2[: HIDDEN * INTER // 2] = 0  # its first expert
+    warmup.current_runtime = lambda: runtimes[RANK.now]
+    runner = SimpleNamespace(config=config())
+    ids = together.run(lambda _rank: warmup.warmup_token_ids(MTPR, runner=runner))
+    statuses = read_status_dir(folder)
+    result: dict[str, object] = {
+        "states": sorted({s.selftest_state for s in statuses}), "ranks": [s.rank for s in statuses],
+        "layers": sorted({tuple(s.layers_converted) for s in statuses}), "instances": [len(r.pool) for r in runtimes],
+        "mori_handles": EP.handles,
+    }  # fmt: skip
+    if spoil:
+        return result | {"problems": sorted({str(p.reasons[0].what) for p in ids})}
+
+    def steps(rank: int) -> list[int]:
+        """One eager step of all layers, one captured, three replays; launches by the status and by the kernel."""
+        batch = make_batch(layers[names[0], rank].quant_method.fused_experts.geometry, 5, MTPR)
+        logits = torch.cat((batch.ids[rank].float(), batch.weights[rank]), dim=-1)
+
+        def step() -> None:
+            with torch.inference_mode():
+                for name in names:
+                    layers[name, rank].forward_impl(batch.x[rank], logits)
+
+        step()
+        graph = graphs[rank]()
+        graph.capture_begin(None, capture_error_mode="global")
+        step()
+        graph.capture_end()
+        kernel = layers[names[0], rank].quant_method.fused_experts.kernel()
+        only_recorded = len(names)
+
+        def again() -> None:
+            for name in names:
+                fused = layers[name, rank].quant_method.fused_experts
+                fused.kernel().forward(batch.x[rank], batch.weights[rank], batch.ids[rank])
+
+        graph.recorded = again
+        for _ in range(3):
+            graph.replay()
+        return [runtimes[rank].status.status.launches, kernel.launches - only_recorded]
+
+    counts = together.run(steps)
+    return result | {
+        "ids_varied": len(set(ids[0])) == MTPR and all(i == ids[0] for i in ids),
+        "worst": max(max(s.selftest.values()) for s in statuses), "figures": [len(s.selftest) for s in statuses],
+        "extremes": sorted(runtimes[0].report.extremes), "buckets": sorted(runtimes[0].report.buckets),
+        "heap": [statuses[0].heap_asked_bytes, statuses[0].heap_used_bytes], "mtpr": sorted({s.mtpr for s in statuses}),
+        "versions": sorted(statuses[0].versions), "edits": statuses[0].kernel_edits,
+        "launches": counts, "swiglu_limit": statuses[0].geometry["swiglu_limit"],
+    }  # fmt: skip
+
+
+def started() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            "spoiled": start(Path(folder) / "spoiled", spoil=True),
+            "whole": start(Path(folder) / "whole", spoil=False),
+        }
+
+
 if SCENARIO != "not_requested":
     os.environ |= {"ATOM_USE_FLYDSL": "1", "ATOM_USE_FLYDSL_FUSED": "1"}
-print(json.dumps({"requested": requested, "not_requested": not_requested, "refusals": refusals}[SCENARIO]()))
+SCENARIOS = {"requested": requested, "not_requested": not_requested, "refusals": refusals, "started": started}
+print(json.dumps(SCENARIOS[SCENARIO]()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from megamoe.patch import command
+from megamoe_atom.limits import MoeGeometry, megamoe_heap_bytes
 from trees import checkout
 
 pytestmark = pytest.mark.checkout
@@ -34,7 +35,7 @@ def scenario(tree: Path, name: str) -> dict[str, object]:
         pytest.skip(f"{python} has no transformers, which ATOM imports; name one with MEGAMOE_ATOM_PYTHON")
     done = subprocess.run(
         [python, str(Path(__file__).with_name("atom_process.py")), str(tree), name],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -64,3 +65,24 @@ def test_launches_that_cannot_work_are_refused_by_code(edited: Path) -> None:
     result = scenario(edited, "refusals")
     assert all(code in found for code, found in result.items()), result  # type: ignore[operator]
     assert len(result) == 5
+
+
+def test_a_whole_start_goes_through_make_runtime_and_leaves_evidence_of_every_rank(edited: Path) -> None:
+    result = scenario(edited, "started")
+    whole, spoiled = result["whole"], result["spoiled"]
+    assert isinstance(whole, dict) and isinstance(spoiled, dict)
+    assert whole["states"] == ["passed"] and whole["ranks"] == list(range(8))
+    assert whole["layers"] == [["layers.0.ffn.experts", "layers.1.ffn.experts"]]
+    assert whole["instances"] == [1] * 8 and whole["mori_handles"] == 0
+    assert whole["ids_varied"], "the warm-up's ids differ, and are the same on every rank"
+    assert whole["worst"] < 0.10 and whole["figures"] == [2] * 8
+    assert whole["extremes"] == ["one_expert"] and whole["buckets"] == [1, 2, 4, 8, 16]
+    assert whole["heap"] == [2**30, megamoe_heap_bytes(MoeGeometry(512, 256, 16, 8, 8, 16))]
+    assert whole["mtpr"] == [16] and whole["swiglu_limit"] == 10.0
+    assert {"adapter", "flydsl_commit"} <= set(whole["versions"])
+    assert len(whole["edits"]) == 6
+    assert all(counted == ran > 0 for counted, ran in whole["launches"]), "graphs that replay are counted"
+
+    assert spoiled["states"] == ["failed"], "every rank's evidence says so"
+    (what,) = spoiled["problems"]
+    assert "layers.1.ffn.experts" in what and "one_expert" in what and "rank 3: experts [6]" in what
