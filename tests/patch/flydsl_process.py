@@ -1,11 +1,12 @@
 """Runs FlyDSL's real code on a machine without a GPU and prints JSON. Called by test_real_flydsl.py and run_proof.py.
 
-Usage: python flydsl_process.py FLYDSL_DIR ADAPTER_DIR layouts|ledger|load
+Usage: python flydsl_process.py FLYDSL_DIR ADAPTER_DIR layouts|ledger|load|runtime
 
 layouts: our four layouts against upstream's functions, byte for byte (triton is a mock: only imported there).
 ledger: the real MegaMoE constructor on meta tensors, with a symmetric heap that only counts, against limits.py: the
     heap, and all ordinary device memory that the constructor asks for.
 load: our kernel loader on the real checkout, as it is and with one file changed.
+runtime: startup.make_runtime on an edited checkout: the real class, found, judged and constructed as in a service.
 """
 
 from __future__ import annotations
@@ -102,11 +103,8 @@ class MetaTorch:
         return torch.device("meta")
 
 
-def ledger() -> dict[str, object]:
-    from megamoe_atom import limits
-    from megamoe_atom.experts import Geometry
-    from megamoe_atom.layout import ConvertedLayer
-
+def meta_machine() -> list[int]:
+    """FlyDSL's host code on meta tensors and one MI355X; returns the sizes that the symmetric heap is asked for."""
     heap: list[int] = []
 
     def create(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -121,14 +119,25 @@ def ledger() -> dict[str, object]:
     for name in ("mori", "mori.ir", "mori.ir.flydsl"):
         sys.modules[name] = MagicMock()
     sys.modules["mori.shmem"] = sys.modules["mori"].shmem = shmem
-    properties = SimpleNamespace(multi_processor_count=256, name="AMD Instinct MI355X")
+    properties = SimpleNamespace(
+        multi_processor_count=256, name="AMD Instinct MI355X", gcnArchName="gfx950:sramecc+:xnack-"
+    )
     torch.cuda.get_device_properties = lambda *_a: properties
     torch.cuda.current_device = lambda: 0
+    torch.cuda.device_count = lambda: 8
     torch.cuda.synchronize = lambda *_a: None
     torch.cuda.current_stream = lambda *_a: SimpleNamespace(cuda_stream=0)
-    mega = importlib.import_module("kernels.mega_moe.mega_moe")
-    op = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
-    mega.torch = op.torch = MetaTorch()
+    for name in ("kernels.mega_moe.mega_moe", "kernels.comm.flydsl_dispatch_combine_intranode_op"):
+        importlib.import_module(name).torch = MetaTorch()
+    return heap
+
+
+def ledger() -> dict[str, object]:
+    from megamoe_atom import limits
+    from megamoe_atom.experts import Geometry
+    from megamoe_atom.layout import ConvertedLayer
+
+    heap = meta_machine()
     rows = []
     shapes = {
         "V4-Pro": (limits.V4_PRO, range(7, 15)), "V4-Flash": (limits.V4_FLASH, range(7, 15)),
@@ -149,7 +158,9 @@ def ledger() -> dict[str, object]:
                 (e, 2 * i, h // 2), (e, h, i // 2), True,
             )  # fmt: skip
             arguments = Geometry(1, g.ep_size, h, i, g.experts, g.topk, g.quant, mtpr).kernel_arguments(layer)
-            instance = mega.MegaMoE(**arguments)  # with exactly the keywords that the adapter passes
+            instance = sys.modules["kernels.mega_moe"].MegaMoE(
+                **arguments
+            )  # with exactly the keywords that the adapter passes
             rows.append(
                 {
                     "model": model, "mtpr": mtpr, "allocations": len(heap), "device_tensors": len(MetaTorch.made),
@@ -181,4 +192,60 @@ def load() -> dict[str, object]:
     return {"files": len(found), "changed_file": code}
 
 
-print("\n" + json.dumps({"layouts": layouts, "ledger": ledger, "load": load}[SCENARIO]()))
+def runtime() -> dict[str, object]:
+    from megamoe_atom import limits, startup
+    from megamoe_atom.layout import ConvertedLayer
+    from megamoe_atom.problem import Problem
+
+    heap = meta_machine()
+    config = SimpleNamespace(
+        enable_dp_attention=True, prefill_context_parallel_size=1, enable_tbo=False, enable_tbo_decode=False,
+        eplb_enable=False, hf_config=SimpleNamespace(n_shared_experts=1),
+    )  # fmt: skip
+    g = limits.V4_PRO
+    parallel = SimpleNamespace(use_ep=True, ep_size=8, ep_rank=3, tp_size=1, dp_size=8, use_all2all_kernels=True)
+    layer = SimpleNamespace(
+        layer_name="layers.0", moe_parallel_config=parallel, moe_config=SimpleNamespace(max_num_tokens=8192),
+        global_num_experts=g.experts, local_num_experts=48, num_redundant_experts=0, num_fused_shared_experts=0,
+        top_k=g.topk, has_bias=False, activation="ActivationType.Silu", apply_router_weight_on_input=False,
+        swiglu_limit=10.0,
+    )  # fmt: skip
+    method = SimpleNamespace(
+        hidden_size=g.hidden, intermediate_size=g.inter, hidden_pad=0, intermediate_pad=0, static_input_scales=False
+    )
+
+    def meta(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device="meta")
+
+    converted = ConvertedLayer(
+        meta(48 * g.inter * g.hidden), meta(48 * 2 * g.inter * g.hidden // 32), meta(48 * g.hidden * g.inter // 2),
+        meta(48 * g.hidden * g.inter // 32), (48, 2 * g.inter, g.hidden // 2), (48, g.hidden, g.inter // 2), True,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            "ATOM_USE_FLYDSL": "1", "ATOM_USE_FLYDSL_FUSED": "1", "ATOM_FLYDSL_KERNELS_PATH": str(FLYDSL),
+            "MORI_SHMEM_HEAP_SIZE": "8G", "MEGAMOE_STATUS_DIR": folder, "MEGAMOE_SELFTEST": "0",
+        }  # fmt: skip
+        made = startup.make_runtime(config, environment)
+        geometry = made.geometry(layer, method)
+        experts = made.add_layer("layers.0", geometry, converted)
+        kernel = experts.kernel()
+        evidence = made.status.status
+        small = dict(environment, MORI_SHMEM_HEAP_SIZE="4G")
+        try:
+            startup.make_runtime(config, small).geometry(layer, method)
+            refused = []
+        except Problem as problem:
+            refused = [reason.code for reason in problem.reasons]
+    return {
+        "class": f"{type(kernel).__module__}.{type(kernel).__name__}",
+        "file_below_the_checkout": Path(sys.modules[type(kernel).__module__].__file__).is_relative_to(FLYDSL.resolve()),
+        "bound": kernel._s1_w1 is converted.w13 and kernel.w2_scale is converted.w2_scale,
+        "swiglu_limit": geometry.swiglu_limit, "mtpr": kernel.mtpr, "rank": kernel.rank,
+        "heap_used": evidence.heap_used_bytes == sum(-(-size // 256) * 256 for size in heap),
+        "edits": len(evidence.kernel_edits), "small_heap": refused,
+    }  # fmt: skip
+
+
+SCENARIOS = {"layouts": layouts, "ledger": ledger, "load": load, "runtime": runtime}
+print("\n" + json.dumps(SCENARIOS[SCENARIO]()))

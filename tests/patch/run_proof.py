@@ -42,7 +42,7 @@ def pytest_counts(
     """Exit code, counts by word and the end of the output of one pytest run."""
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=cwd, env=env, capture_output=True, text=True, timeout=900,
+        cwd=cwd, env=env, capture_output=True, text=True, timeout=7200,
     )  # fmt: skip
     last = (done.stdout.strip().splitlines() or [""])[-1]
     return (
@@ -91,7 +91,11 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path, help=what)
     parser.add_argument("--atom-python", default=sys.executable, help="Python with ATOM's CPU requirements")
     parser.add_argument("--flydsl-python", default=sys.executable, help="Python with torch and flydsl 0.2.4")
-    parser.add_argument("--slow", action="store_true", help="also the self-test over 1,000 seeds (about a minute)")
+    parser.add_argument(
+        "--slow",
+        action="store_true",
+        help="also the self-test over 1,000 seeds (1 min of CPU) and the compilation of the kernels (5 min)",
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     env = {k: v for k, v in os.environ.items() if not k.startswith("MEGAMOE_")}
@@ -123,8 +127,14 @@ def main() -> int:
         ("ATOM's own CPU tests", missing(atom=a), lambda: upstream_suite(a, given.atom_python)),
         ("adapter in ATOM's real moe.py", missing(atom=a), lambda: ours("tests/patch/test_real_moe.py", env)),
         ("layouts against FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "layouts")),
-        ("heap ledger against FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "ledger")),
+        ("memory ledgers against FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "ledger")),
         ("kernel loader on FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "loader")),
+        ("start on FlyDSL's real class", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "a_start")),
+        (
+            "kernels compiled for gfx950",
+            missing(flydsl=f) or ("" if given.slow else "--slow not given"),
+            lambda: ours(flydsl, env, "-k", "compiled"),
+        ),
         ("adapter and self-test", "", lambda: ours("tests/unit/method", env, "-m", "not slow")),
         (
             "self-test over 1,000 seeds",

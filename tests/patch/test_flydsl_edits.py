@@ -19,6 +19,100 @@ from trees import checkout, contents
 
 EVERY = (*kernel_edits.EDITS, kernel_edits.ASYNC_COPY_OFF)
 
+# Made-up files, nested as upstream's, that hold each site as often as the rules say, next to look-alikes.
+DISPATCH = """def emit_dispatch_prologue(x):
+    if fixed_slot:
+        fx.barrier()
+        e0_i32 = arith.constant(0)
+        if gwid == 0:
+            sv = mori_shmem.int32_wait_until_greater_than(rn_src, arith.constant(0))
+            if small:
+                le_ok = arith.cmpi(CmpIPredicate.ult, lane, arith.constant(fz_epr))
+                run_lane = arith.select(
+                    le_ok, buffer_ops.buffer_load(r_run, lane, vec_width=1, dtype=T.i32), arith.constant(0)
+                )
+                if lane == 0:
+                    buffer_ops.buffer_store(nvv, r_nv, arith.constant(0))
+                    buffer_ops.buffer_store(nvv, r_nv, arith.constant(1))
+                if le_ok:
+                    buffer_ops.buffer_store(run_lane, r_cnt, lane)  # copy only; reset deferred past meta
+            else:
+                if lane == 0:
+                    other()
+                buffer_ops.buffer_store(nvv, r_nv, arith.constant(0))
+                buffer_ops.buffer_store(nvv, r_nv, arith.constant(1))
+            if small:
+                epk.fence_agent_release()
+                le_okr = arith.cmpi(CmpIPredicate.ult, lane, arith.constant(fz_epr))
+                if le_okr:
+                    buffer_ops.buffer_store(arith.constant(0), r_run, lane)
+                epk.fence_system_release()
+        mori_shmem.int32_wait_until_greater_than(a_meta, e0_i32)
+        fx.barrier()
+    mori_shmem.int32_wait_until_greater_than(a_meta, e0)
+    mori_shmem.int32_wait_until_greater_than(a_meta2, e0m2)
+"""
+EPILOGUE = """class Other:
+    def __init__(self, f32):
+        self.f32 = f32
+
+
+class Activation:
+    def __init__(
+        self,
+        *,
+        f32,
+    ):
+        self.f32 = f32
+
+    def _silu_mul_vec4(self, gate_v4, up_v4):
+        for ei in range_constexpr(4):
+            g, u = both(ei)
+            result_elems.append(self._silu_elem(g) * u)
+        return result_elems
+"""
+GEMM1 = """def compile_fused_moe_gemm1(
+    *,
+    compact_dispatch: bool = False,
+):
+    module_name = get_module_name()
+    vmcnt_before_barrier = tile_m // 32 // fp4_ratio + tile_n // 32 * gui_ratio
+    other = Reduction(
+        f32=f32,
+    )
+    epi_act = Activation(
+                    f32=f32,
+                )
+"""
+MEGA = """def resolve_stage1_config(use_async_copy=True):
+    gx_xcd_ok = (cu_g % gx_g == 0) and (8 % gx_g == 0 or gx_g % 8 == 0)
+    return dict(
+        use_async_copy=bool(use_async_copy),
+    )
+
+
+class MegaMoE:
+    def __init__(
+        self,
+        *,
+        gate_mode=None,
+    ):
+        self.quant = quant
+        self._s1cfg = resolve_stage1_config(
+            use_async_copy=bool(use_async_copy),
+        )
+        self._s1_mega = compile_fused_moe_gemm1(
+                    compact_dispatch=self._s1_compact,
+                )
+        self._nf_gemm1 = compile_mixed_moe_gemm1(
+            act="silu",
+        )
+"""
+MADE_UP = {
+    f"kernels/mega_moe/{name}.py": text
+    for name, text in (("dispatch", DISPATCH), ("epilogue", EPILOGUE), ("gemm1", GEMM1), ("mega_moe", MEGA))
+}
+
 
 def choices(names: frozenset[str]) -> list[frozenset[str]]:
     return [frozenset(c) for n in range(len(names) + 1) for c in itertools.combinations(sorted(names), n)]
@@ -26,6 +120,32 @@ def choices(names: frozenset[str]) -> list[frozenset[str]]:
 
 def test_each_edit_has_rules_and_each_rule_belongs_to_an_edit() -> None:
     assert {r.edit for r in load_rules("flydsl")} == set(EVERY)
+
+
+@pytest.mark.parametrize("path", MADE_UP)
+def test_every_choice_of_edits_matches_and_is_undone_on_files_made_up_for_it(path: str) -> None:
+    source = MADE_UP[path].encode()
+    compile(source, path, "exec")
+    for choice in choices(load_upstream("flydsl").named(path).edits):
+        rules = [r for r in load_rules("flydsl") if r.edit in choice]
+        edited, counts = transform(path, source, rules, undo=False)
+        assert [(r.name, n) for r, n in counts] == [(r.name, r.matches) for r, _ in counts]
+        compile(edited, path, "exec")
+        assert (edited == source) == (not choice)
+        assert transform(path, edited, rules, undo=True)[0] == source
+
+
+def test_the_edits_of_a_file_leave_its_look_alikes_alone() -> None:
+    def edited(name: str) -> str:
+        path = f"kernels/mega_moe/{name}.py"
+        return transform(path, MADE_UP[path].encode(), load_rules("flydsl"), undo=False)[0].decode()
+
+    assert "greater_than(rn_src, arith.constant(0))" in edited("dispatch")
+    assert "if lane == 0:\n                    other()" in edited("dispatch")
+    assert edited("dispatch").count("rocdl.s_waitcnt(0)\n        fx.barrier()") == 1
+    assert "Reduction(\n        f32=f32,\n    )" in edited("gemm1")
+    assert "self.swiglu_limit" not in edited("epilogue").split("class Activation")[0]
+    assert edited("mega_moe").count("use_async_copy=bool(use_async_copy)") == 1
 
 
 def test_every_choice_of_edits_of_a_file_has_an_id_of_its_own() -> None:
