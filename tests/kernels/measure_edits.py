@@ -19,12 +19,12 @@ PLAN: dict[str, tuple[str, ...]] = {
     "stock": ("pro:1:0", "pro:128:0", "pro:512:0", "pro:8192:0", "flash:1024:0", "flash:8192:0"),
     "swiglu_limit": ("pro:128:0", "pro:8192:0", "flash:8192:0", "pro:8192:10"),
     "publish_order": ("pro:1:0", "pro:128:0", "pro:512:0", "flash:1024:0", "pro:8192:0"),
-    "tile_wait": ("pro:1:0", "pro:128:0", "pro:512:0", "pro:8192:0", "flash:1024:0", "flash:8192:0"),
-    "payload_wait": ("pro:128:0", "pro:512:0", "pro:8192:0"),
-    "launch_epoch": ("pro:128:0", "pro:8192:0"),
+    "tile_wait": ("pro:128:0", "pro:512:0", "pro:8192:0"),
+    "payload_wait": ("pro:128:0",),
+    "launch_epoch": ("pro:8192:0",),
     "xcd_guard": ("pro:8192:0",),
     "all": ("pro:1:10", "pro:128:10", "pro:512:10", "pro:8192:10", "flash:1024:10", "flash:8192:10"),
-    "async_copy_off": ("pro:128:10", "pro:8192:10"),
+    "async_copy_off": ("pro:8192:10",),
 }
 EDITS = TREES | {
     "launch_epoch": ("launch_epoch",),
