@@ -138,11 +138,11 @@ def read(data: bytes, *, name: str = "code object") -> CodeObject:
     """
     try:
         return _read(data, name)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise _bad(
             "elf_truncated",
-            f"{name} ({len(data)} bytes) ends before what its headers announce: {error}",
-            "part of the machine code or its metadata is missing",
+            f"{name} ({len(data)} bytes) does not hold what its headers announce: {type(error).__name__} {error}",
+            "part of the machine code or its metadata is missing or garbled",
             "copy or build it again, and compare its sha256",
         ) from error
 

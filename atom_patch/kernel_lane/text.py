@@ -119,7 +119,9 @@ def _flow(i: Instruction) -> str:
             for n, v, none in zip(("vmcnt", "expcnt", "lgkmcnt"), i.wait, (63, 7, 15), strict=True)
             if v != none
         ]
-        return f"s_waitcnt {' '.join(parts)}" if parts else "s_waitcnt"
+        if not parts:  # LLVM spells out a wait for nothing
+            parts = [f"{n}({v})" for n, v in zip(("vmcnt", "expcnt", "lgkmcnt"), i.wait, strict=True)]
+        return f"s_waitcnt {' '.join(parts)}"
     if i.name in ("s_endpgm", "s_barrier"):
         return i.name
     return f"{i.name} {i.imm}"

@@ -272,6 +272,7 @@ LANE: dict[str, Callable[..., Any]] = {
     "v_max_i16": lambda a, b: h(max(signed(a, 16), signed(b, 16))), "v_min_i16": lambda a, b: h(min(signed(a, 16), signed(b, 16))),
     "v_sub_u32_clamp": lambda a, b: max(a - b, 0),
     "v_add_u32": lambda a, b: (a + b) & M32, "v_sub_u32": lambda a, b: (a - b) & M32, "v_subrev_u32": lambda a, b: (b - a) & M32,
+    "v_sub_u32_clamp": lambda a, b: max(0, a - b),
     "v_fmac_f32": lambda a, b, old: FMA(a, b, old), "v_fmamk_f32": lambda a, b, k: FMA(a, k, b), "v_fmaak_f32": lambda a, b, k: FMA(a, b, k),
     "v_mad_i32_i24": lambda a, b, c: (s24(a) * s24(b) + c) & M32,
     "v_mad_u32_u24": lambda a, b, c: ((a & 0xFFFFFF) * (b & 0xFFFFFF) + c) & M32,

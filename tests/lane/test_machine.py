@@ -91,9 +91,18 @@ class Bufs:
         return self.out.data.view(np.uint32)[:64].tolist() == [1000 + n for n in range(64)]
 
 
-def run(*codes: machine.Code, schedule: str = "order", bufs: Bufs | None = None, threads: int = 64, grid: int = 1, **more: object) -> tuple[Outcome, Bufs]:
+def run(
+    *codes: machine.Code,
+    schedule: str = "order",
+    bufs: Bufs | None = None,
+    threads: int = 64,
+    grid: int = 1,
+    **more: object,
+) -> tuple[Outcome, Bufs]:
     bufs = bufs or Bufs()
-    starts = [Start(c, (grid, 1, 1), (threads, 1, 1), bufs.kernarg, rank, name=f"k{rank}") for rank, c in enumerate(codes)]
+    starts = [
+        Start(c, (grid, 1, 1), (threads, 1, 1), bufs.kernarg, rank, name=f"k{rank}") for rank, c in enumerate(codes)
+    ]
     options = Schedule.parse(schedule)
     import dataclasses
 
@@ -147,14 +156,26 @@ def test_a_publisher_frozen_after_its_flag_shows_what_it_had_not_written() -> No
 
 
 def test_a_register_used_before_its_load_is_waited_for_is_named() -> None:
-    body = [*pointers(), load(V + 6, 4), instruction("v_add_u32", src=(129, V + 6), dst=V + 7), WAIT, store(V + 7, 8), END]
+    body = [
+        *pointers(),
+        load(V + 6, 4),
+        instruction("v_add_u32", src=(129, V + 6), dst=V + 7),
+        WAIT,
+        store(V + 7, 8),
+        END,
+    ]
     outcome, _ = run(program(body), schedule="late")
     finding = next(f for f in outcome.findings if f.kind == "register_early")
     assert (finding.pc, finding.other_pc, finding.offset) == (4 * 8, 4 * 7, V + 6)
 
 
 def test_a_scalar_used_before_its_load_is_waited_for_is_named() -> None:
-    body = [instruction("s_load_dword", form="", src=(0,), dst=4, offset=0), instruction("s_add_u32", form="", src=(4, 128), dst=5), WAIT, END]
+    body = [
+        instruction("s_load_dword", form="", src=(0,), dst=4, offset=0),
+        instruction("s_add_u32", form="", src=(4, 128), dst=5),
+        WAIT,
+        END,
+    ]
     assert "register_early" in kinds(run(program(body), schedule="late")[0])
 
 
@@ -178,7 +199,10 @@ def lds_exchange(*, wait: bool, barrier: bool, dma: bool = False) -> machine.Cod
 def test_lds_touched_while_another_wave_fills_it_is_seen(dma: bool) -> None:
     good, _ = run(lds_exchange(wait=True, barrier=True, dma=dma), schedule="late@1", threads=128)
     assert not kinds(good) & {"lds_early", "barrier_dma"}
-    hits = [kinds(run(lds_exchange(wait=False, barrier=True, dma=dma), schedule=f"late@{s}", threads=128)[0]) for s in range(5)]
+    hits = [
+        kinds(run(lds_exchange(wait=False, barrier=True, dma=dma), schedule=f"late@{s}", threads=128)[0])
+        for s in range(5)
+    ]
     assert any("lds_early" in h for h in hits)
     assert any("barrier_dma" in h for h in hits) == dma
 
@@ -206,9 +230,16 @@ def test_a_read_of_what_nobody_has_written_is_named() -> None:
     assert [(f.kind, f.buffer) for f in outcome.findings] == [("read_unwritten", "data")]
 
 
-@pytest.mark.parametrize(("offset", "kind", "stops"), [(1024 - 4 * 63, "read_past_end", False), (4095, "read_past_end", True)])
+@pytest.mark.parametrize(
+    ("offset", "kind", "stops"), [(1024 - 4 * 63, "read_past_end", False), (4095, "read_past_end", True)]
+)
 def test_a_read_past_the_end_is_named_and_a_far_one_stops(offset: int, kind: str, stops: bool) -> None:
-    body = [*pointers(), instruction("global_load_dword", form="", src=(V + 1, -1, 4), dst=V + 6, offset=offset), WAIT, END]
+    body = [
+        *pointers(),
+        instruction("global_load_dword", form="", src=(V + 1, -1, 4), dst=V + 6, offset=offset),
+        WAIT,
+        END,
+    ]
     outcome, _ = run(program(body))
     assert (outcome.stop == "fault") is stops
     assert kinds(outcome) == ({"unmapped"} if stops else {kind}) or stops

@@ -54,7 +54,7 @@ _MICRO = Case("micro", 1, 512, 256, 4, 2, 16, (Forward((5,)),), golden="micro", 
 _U32 = {"tile_m": 32, "tile_n": 256, "gemm2_tile_m": 16, "gemm2_tile_n": 128, "gemm2_tile_k": 256}
 _W8 = (3, 6, 1, 3, 6, 1, 3, 6)
 _CHANGING = tuple(Forward(_W8, seed=50 * k) for k in range(3))
-_DENSE = Case("dense", 1, 1024, 256, 2, 2, 64, (Forward((64,)),), cu=3, combine=(4, 4),
+_DENSE = Case("dense", 1, 1024, 256, 2, 2, 64, (Forward((64,)),), cu=3,
               why="full 64-row tiles and four K-steps: the counted wait (L1)")  # fmt: skip
 
 CASES: dict[str, Case] = {

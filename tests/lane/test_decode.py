@@ -1,0 +1,126 @@
+"""Our decoder against LLVM's text, every known opcode and form; what is not known is refused, and so is a torn file."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from assemble import Parts, code_object, listing
+from kernel_lane import elf, machine
+from kernel_lane.decode import decode, decode_one
+from kernel_lane.isa import BY_NAME
+from kernel_lane.text import text
+from megamoe_atom.problem import Exit, Problem
+
+ENCODINGS = listing(Path(__file__).with_name("encodings.txt"))
+CODE = b"".join(c for c, _ in listing(Path(__file__).with_name("own_kernel.txt")))
+END = bytes.fromhex("000081bf")
+
+
+def plain(words: str) -> str:
+    """LLVM's text without what only tells the encoding, numbers in decimal."""
+    words = re.sub(r"^(\w+?)_(e32|e64|sdwa|dpp)\b", r"\1", words)
+    return re.sub(r"\b0x[0-9a-f]+", lambda m: str(int(m[0], 16)), words)
+
+
+@pytest.mark.parametrize(("code", "words"), ENCODINGS, ids=[w for _, w in ENCODINGS])
+def test_an_instruction_reads_as_llvm_writes_it(code: bytes, words: str) -> None:
+    i = decode_one(code, 0, 0)
+    assert i.size == len(code)
+    assert plain(text(i)) == plain(words)
+
+
+def test_every_known_opcode_is_among_the_encodings() -> None:
+    seen = {decode_one(code, 0, 0).opcode.name for code, _ in ENCODINGS}
+    assert set(BY_NAME) == seen
+
+
+UNKNOWN = {
+    "an opcode of SOP2 that is not listed": 0x9A000000, "scalar operand 125": 0x8000007D, "clamp": 0xD101_8001, "v_cvt_f64_f32": 0x7E002102,
+    "gds": 0xD86D0000, "scratch": 0xDC504000, "an idxen buffer load": 0xE0502000, "an image instruction": 0xF0000000,
+    "s_trap": 0xBF920002, "an scalar load with a register offset": 0xC0004000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_not_known_is_refused_with_its_bits(word: int) -> None:
+    with pytest.raises(Problem) as caught:
+        decode(struct.pack("<II", word, 0) + END, 0x100)
+    assert caught.value.code == "unknown_instruction" and caught.value.exit_code == Exit.REFUSED
+    assert f"{word:08X}" in str(caught.value) and "0x100" in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", range(0, 1 << 20, 4093))
+def test_any_bits_decode_or_are_refused(bits: int) -> None:
+    """No pattern ends in another error; the spread covers every encoding's first bits."""
+    word = bits * 2654435761 & 0xFFFFFFFF
+    try:
+        decode(struct.pack("<IIII", word, word ^ 0x5A5A5A5A, 0, 0) + END)
+    except Problem as problem:
+        assert problem.code in ("unknown_instruction", "branch_target")
+
+
+def test_a_branch_into_the_middle_of_an_instruction_is_refused() -> None:
+    with pytest.raises(Problem) as caught:
+        decode(bytes.fromhex("010082bf") + struct.pack("<II", 0x7E0202FF, 7) + END)
+    assert caught.value.code == "branch_target"
+
+
+def test_a_code_object_gives_its_kernel_and_code() -> None:
+    parsed = elf.read(code_object(Parts(CODE, lds=1024)))
+    kernel = parsed.kernel("ours")
+    assert parsed.code(kernel) == CODE and parsed.version == 6 and parsed.undefined == ()
+    assert (kernel.lds, kernel.kernarg_size, kernel.wavefront, kernel.user_sgprs) == (1024, 48, 64, 2)
+    assert kernel.group_id == (True, False, False)
+
+
+@pytest.mark.parametrize(("change", "code"), [
+    ({"machine": 62}, "wrong_arch"), ({"flags": 0x4C}, "wrong_arch"), ({"osabi": 0}, "wrong_arch"), ({"abi": 2}, "code_object_version"),
+    ({"metadata": {".cluster_dims": 2}}, "metadata_unknown"), ({"metadata": {".args": [{".offset": 0, ".size": 8, ".value_kind": "hidden_x"}]}},
+     "metadata_unknown"),
+])  # fmt: skip
+def test_a_code_object_of_another_kind_is_refused_by_name(change: dict[str, object], code: str) -> None:
+    with pytest.raises(Problem) as caught:
+        elf.read(code_object(Parts(CODE, **change)))  # type: ignore[arg-type]
+    assert caught.value.code == code and caught.value.exit_code == Exit.REFUSED
+
+
+@pytest.mark.parametrize(("change", "code"), [
+    ({"undefined": ("__ockl_get_num_groups",)}, "undefined_symbol"), ({"scratch": 16}, "scratch"), ({"user_sgprs": 6}, "start_state"),
+    ({"metadata": {".wavefront_size": 32}}, "wavefront"),
+])  # fmt: skip
+def test_a_kernel_that_the_machine_cannot_start_is_refused_by_name(change: dict[str, object], code: str) -> None:
+    with pytest.raises(Problem) as caught:
+        machine.prepare(code_object(Parts(CODE, **change)), "ours")  # type: ignore[arg-type]
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8, 0.95, 0.999])
+def test_a_truncated_code_object_is_refused(share: float) -> None:
+    whole = code_object(Parts(CODE))
+    with pytest.raises(Problem) as caught:
+        elf.read(whole[: int(len(whole) * share)])
+    assert caught.value.code in ("elf_truncated", "not_elf", "metadata")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_code_object_with_flipped_bytes_is_read_or_refused(seed: int) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    data = bytearray(code_object(Parts(CODE)))
+    for at in rng.integers(0, len(data), 3):
+        data[at] ^= int(rng.integers(1, 256))
+    try:
+        parsed = elf.read(bytes(data))
+        decode(parsed.code(parsed.kernels[0]), parsed.kernels[0].entry)
+    except Problem as problem:
+        assert problem.exit_code in (Exit.REFUSED, Exit.CHECK_FAILED)
+
+
+def test_a_kernel_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(Problem) as caught:
+        elf.read(code_object(Parts(CODE))).kernel("theirs")
+    assert caught.value.code == "no_kernel" and "ours" in str(caught.value)

@@ -1,0 +1,182 @@
+"""A kernel of ours from its bytes to its results: ELF, decoder, machine, bundle, schedules, the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import own_bundle
+import pytest
+from kernel_lane import hostile
+from kernel_lane.bundle import Bundle
+from kernel_lane.execute import Executor
+from kernel_lane.judge import compare
+from kernel_lane.machine.schedule import Schedule
+from megamoe_atom.problem import Problem
+
+SCHEDULES = [
+    "order",
+    "random@1",
+    "random@2",
+    "frozen",
+    "late@1",
+    "scatter@2",
+    "flag@3",
+    "stall@1",
+    "slow@4",
+    "late:any@2",
+    "late:fifo+@1",
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return own_bundle.write(tmp_path_factory.mktemp("own") / "bundle")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("overlap", [False, True], ids=["steps", "overlap"])
+def test_every_schedule_gives_the_expected_bits(bundle: Path, schedule: str, overlap: bool) -> None:
+    executor = Executor(Bundle.read(bundle))
+    run = executor.run(Schedule.parse(schedule), overlap=overlap)
+    assert run.stop == "" and compare(executor.bundle, run.results) == []
+
+
+def test_the_sound_kernel_passes_every_check(bundle: Path) -> None:
+    report = hostile.examine(
+        Executor(Bundle.read(bundle)), [Schedule.parse(s) for s in ("order", "random", "frozen", "late", "slow")], 3
+    )
+    assert report.exact and [v for v in report.verdicts if v.fault] == []
+    assert not {v.code for v in report.verdicts} & {"unordered_read", "lds_unordered", "lds_early", "flag_early"}
+
+
+# a planted fault: instruction removed (and which of its occurrences) -> what must be said
+PLANTED = {
+    "payload store not waited for": ("s_waitcnt vmcnt(0)", 1, "unordered_read"),
+    "no barrier between LDS write and read": ("s_barrier", 0, "lds_unordered"),
+    "LDS write not waited for": ("s_waitcnt lgkmcnt(0)", 1, "lds_early"),
+    "load not waited for": ("s_waitcnt vmcnt(0)", 0, "register_early"),
+    "received data not waited for": ("s_waitcnt vmcnt(0)", 4, "register_early"),
+    "the peer is not told": ("global_atomic_add v6, v7, s[14:15] sc1", 0, "kernel_stopped"),
+    "the flag is not waited for": ("s_cbranch_scc1 L0", 0, "output_differs"),
+}
+
+
+@pytest.mark.parametrize(("text", "occurrence", "code"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_seen_and_named(tmp_path: Path, text: str, occurrence: int, code: str) -> None:
+    folder = own_bundle.write(tmp_path / "bundle", own_bundle.machine_code(without=text, occurrence=occurrence))
+    plan = [Schedule(s, limit=40_000) for s in ("order", "random", "frozen", "late", "slow")]
+    report = hostile.examine(Executor(Bundle.read(folder)), plan, 4)
+    assert code in {v.code for v in report.verdicts}
+
+
+def command(*words: str, expect: int) -> dict[str, object]:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-m", "megamoe", "kernels", *words, "--json"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def test_run_and_check_speak_the_envelope(bundle: Path, tmp_path: Path) -> None:
+    ran = command("run", str(bundle), "--schedule", "late@3", "--out", str(tmp_path / "out"), expect=0)
+    assert ran["status"] == "pass" and ran["data"]["instructions"] > 500  # type: ignore[index]
+    assert command("check", str(bundle), "--result", str(tmp_path / "out"), expect=0)["status"] == "pass"
+    assert command("check", str(bundle), "--schedules", "order,frozen", expect=0)["status"] == "pass"
+
+
+RUNNERS = {
+    "copies what is expected": (
+        "import json,sys,shutil,pathlib; b,o=map(pathlib.Path,sys.argv[1:]); "
+        "[shutil.copy(b/e['file'],o/(e['name']+'.bin')) for s in json.load(open(b/'bundle.json'))['steps'] for e in s.get('expect',[])]", 0, ""),
+    "writes nothing": ("pass", 5, "result_missing"),
+    "fails": ("import sys; sys.exit('no device')", 1, "runner_failed"),
+    "writes something else": (
+        "import json,sys,pathlib; b,o=map(pathlib.Path,sys.argv[1:]); "
+        "[(o/(e['name']+'.bin')).write_bytes(bytes((b/e['file']).stat().st_size)) for s in json.load(open(b/'bundle.json'))['steps'] "
+        "for e in s.get('expect',[])]", 1, "output_differs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "exit_code", "code"), RUNNERS.values(), ids=RUNNERS)
+def test_another_executor_is_judged_by_what_it_writes(
+    bundle: Path, tmp_path: Path, program: str, exit_code: int, code: str
+) -> None:
+    script = tmp_path / "runner.py"
+    script.write_text(program)
+    answer = command("run", str(bundle), "--runner", f"{sys.executable} {script}", expect=exit_code)
+    codes = [f["code"] for f in answer["findings"]]  # type: ignore[index, attr-defined]
+    assert (code in codes) if code else codes == []
+
+
+def test_a_runner_that_hangs_or_is_not_there_is_told_apart(bundle: Path, tmp_path: Path) -> None:
+    script = tmp_path / "runner.py"
+    script.write_text("import time; time.sleep(60)")
+    hung = command("run", str(bundle), "--runner", f"{sys.executable} {script}", "--timeout-s", "1", expect=1)
+    assert hung["findings"][0]["code"] == "runner_timeout"  # type: ignore[index]
+    absent = command("run", str(bundle), "--runner", "/nowhere/runner", expect=2)
+    assert absent["findings"][0]["code"] == "runner_missing"  # type: ignore[index]
+
+
+def spoil(folder: Path, change) -> Path:  # type: ignore[no-untyped-def]
+    body = json.loads((folder / "bundle.json").read_text())
+    change(body, folder)
+    (folder / "bundle.json").write_text(json.dumps(body))
+    return folder
+
+
+SPOILED = {
+    "a buffer's file is missing": (lambda b, f: (f / b["buffers"][0]["init"]["file"]).unlink(), "bundle_file"),
+    "a buffer's file is short": (lambda b, f: (f / b["buffers"][0]["init"]["file"]).write_bytes(b"x"), "bundle_file"),
+    "a buffer is not listed": (lambda b, f: b["buffers"].pop(0), "bundle_reference"),
+    "a buffer is listed twice": (lambda b, f: b["buffers"].append(b["buffers"][0]), "bundle_reference"),
+    "the code object is missing": (lambda b, f: [p.unlink() for p in (f / "code").iterdir()], "bundle_file"),
+    "another format": (lambda b, f: b.update(version=99), "bundle_format"),
+    "no steps": (lambda b, f: b.pop("steps"), "bundle_format"),
+    "a launch without kernarg": (lambda b, f: b["steps"][0]["launches"][0].pop("kernarg"), "bundle_format"),
+    "a pointer outside": (lambda b, f: b["steps"][0]["launches"][0]["pointers"].append([4096, "r0.x", 0]), "bundle_reference"),
+    "an expectation past the end": (lambda b, f: b["steps"][1]["expect"][0].update(offset=99999), "bundle_reference"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "code"), SPOILED.values(), ids=SPOILED)
+def test_a_bundle_that_is_not_whole_is_refused_by_name(tmp_path: Path, change, code: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(Problem) as caught:
+        Bundle.read(spoil(own_bundle.write(tmp_path / "bundle"), change))
+    assert caught.value.code == code and caught.value.exit_code == 2
+
+
+def test_a_folder_without_a_bundle_and_a_torn_one_are_refused(tmp_path: Path) -> None:
+    assert command("run", str(tmp_path), expect=2)["findings"][0]["code"] == "bundle_missing"  # type: ignore[index]
+    (tmp_path / "bundle.json").write_text("{")
+    assert command("check", str(tmp_path), expect=2)["findings"][0]["code"] == "bundle_format"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"flags": 0x4C}, "wrong_arch"), ({"undefined": ("f",)}, "undefined_symbol")]
+)
+def test_a_bundle_with_foreign_code_is_refused(tmp_path: Path, change: dict[str, object], code: str) -> None:
+    folder = own_bundle.write(tmp_path / "bundle", **change)  # type: ignore[arg-type]
+    assert command("run", str(folder), expect=2)["findings"][0]["code"] == code  # type: ignore[index]
+
+
+def test_capture_without_flydsl_says_so_and_an_unknown_case_lists_them(tmp_path: Path) -> None:
+    unknown = command("capture", "--flydsl", str(tmp_path), "--case", "nonsense", expect=2)
+    assert "micro" in unknown["findings"][0]["why"]  # type: ignore[index]
+    absent = command(
+        "capture",
+        "--flydsl",
+        str(tmp_path),
+        "--case",
+        "micro",
+        "--out",
+        str(tmp_path / "o"),
+        "--python",
+        "/nowhere/python",
+        expect=4,
+    )
+    assert absent["findings"][0]["code"] == "no_flydsl"  # type: ignore[index]
