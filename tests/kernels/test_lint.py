@@ -276,6 +276,14 @@ def test_nothing_to_look_at_is_no_pass(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.exit_code) == ("lint_path", Exit.PRECONDITION)
 
 
+def test_a_cache_entry_without_a_readable_kernel_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "a.hsaco").write_bytes(code_object("s_endpgm"))
+    (tmp_path / "b.pkl").write_bytes(b"\x80\x04 another form")
+    with pytest.raises(Problem, match=r"b\.pkl") as caught:
+        lint.collect([tmp_path])
+    assert caught.value.code == "no_code_object"
+
+
 def test_every_finding_says_what_why_and_fix() -> None:
     bad = linted(f"{DATA}\n {DMA}\n s_barrier\n buffer_wbl2 sc1\n global_atomic_add v[6:7], v2, off sc1", scratch=8)
     assert {"scratch", "tile_not_landed", "payload_not_waited"} == set(codes(bad))

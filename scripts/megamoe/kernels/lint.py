@@ -121,13 +121,7 @@ def collect(paths: Iterable[Path]) -> list[Image]:
                 if not any(file.is_relative_to(b) for b in bundles):
                     found += _of_file(file)
         if not found:
-            raise Problem(
-                "no_code_object",
-                what=f"{path} holds no AMD code object",
-                why="a check of nothing proves nothing",
-                fix="pass .hsaco files, a bundle of `megamoe kernels capture`, or a filled FlyDSL cache",
-                exit_code=Exit.NO_EVIDENCE,
-            )
+            raise _nothing_in(path)
         images += found
     unique: dict[str, Image] = {}
     for image in images:
@@ -135,11 +129,23 @@ def collect(paths: Iterable[Path]) -> list[Image]:
     return list(unique.values())
 
 
+def _nothing_in(path: Path) -> Problem:
+    return Problem(
+        "no_code_object",
+        what=f"{path} holds no AMD code object",
+        why="a check of nothing proves nothing",
+        fix="pass .hsaco files, a bundle of `megamoe kernels capture`, or a filled FlyDSL cache (0.2.2 to 0.2.4)",
+        exit_code=Exit.NO_EVIDENCE,
+    )
+
+
 def _of_file(path: Path) -> list[Image]:
     data = path.read_bytes()
     if path.suffix in (".hsaco", ".co"):
         return [Image(str(path), data)]
     objects = code_objects_in(data)
+    if not objects:  # a cache entry in a form that we cannot read is a kernel that nobody has looked at
+        raise _nothing_in(path)
     names = [str(path)] if len(objects) == 1 else [f"{path}#{n}" for n in range(len(objects))]
     return [Image(name, image) for name, image in zip(names, objects, strict=True)]
 
