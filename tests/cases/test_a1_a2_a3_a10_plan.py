@@ -120,7 +120,8 @@ def test_a10_a_whole_inspection_made_from_the_plan_has_no_drift_and_no_unknown(t
     run = ("--inspect", "inspect.json", "--facts", "facts.json")
     code, body, _ = megamoe(tmp_path, "verify-deploy", PLANNED, *run)
     assert (code, body["status"], body["data"]["unknown"]) == (0, "pass", 0), body["findings"]
-    for field, value in (("Privileged", True), ("GroupAdd", ["109"]), ("Devices", []), ("IpcMode", "host")):
+    for field, value in (("Privileged", True), ("GroupAdd", ["109"]), ("Devices", []), ("IpcMode", "host"),
+                         ("SecurityOpt", ["label=disable"]), ("CapDrop", ["CAP_CHOWN"])):
         (tmp_path / "inspect.json").write_text(
             json.dumps([{**whole, "HostConfig": {**whole["HostConfig"], field: value}}])
         )
@@ -128,7 +129,7 @@ def test_a10_a_whole_inspection_made_from_the_plan_has_no_drift_and_no_unknown(t
 
 
 def inspection(spec: dict[str, Any], podman: bool) -> dict[str, Any]:
-    """synthetic: the shape that docker 20.10 or podman 4 print for a container made from the plan."""
+    """The shape that docker 20.10 or podman 4.3.1 printed for containers that were really made from a plan."""
     prefix = "RLIMIT_" if podman else ""
     return {
         "Name": spec["name"] if podman else "/" + spec["name"],
@@ -140,9 +141,10 @@ def inspection(spec: dict[str, Any], podman: bool) -> dict[str, Any]:
             "Env": ["PATH=/usr/bin", *(f"{k}={v}" for k, v in spec["env"].items())],
             "Labels": spec["labels"],
             "StopTimeout": spec["stop_timeout"],
+            **({"CreateCommand": ["podman", "run", "--ipc", spec["ipc_mode"], spec["image"]]} if podman else {}),
         },
         "HostConfig": {
-            "IpcMode": spec["ipc_mode"],
+            "IpcMode": "shareable" if podman else spec["ipc_mode"],
             "ShmSize": spec["shm_size"],
             "Init": True,
             "NetworkMode": spec["network_mode"],
@@ -154,7 +156,7 @@ def inspection(spec: dict[str, Any], podman: bool) -> dict[str, Any]:
             ],
             "SecurityOpt": spec["security_opts"],
             "CapAdd": ["CAP_" + c if podman else c for c in spec["cap_add"]],
-            "CapDrop": None,
+            "CapDrop": ["CAP_AUDIT_WRITE", "CAP_MKNOD", "CAP_NET_RAW"] if podman else None,
             "Privileged": False,
             "ReadonlyRootfs": False,
             "Binds": spec["volumes"],

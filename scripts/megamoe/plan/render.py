@@ -46,7 +46,17 @@ def run_command(spec: ContainerSpec, deploy: Deploy) -> str:
     tail += [("--env", f"{key}={value}") for key, value in spec.env.items()]
     lines += [shlex.join(part) for part in tail]
     lines += [shlex.quote(spec.image), shlex.join(spec.command)]
-    return " \\\n  ".join(lines)
+    text = " \\\n  ".join(lines)
+    made = _directories_to_make(deploy, spec)
+    # docker makes a missing host directory, podman refuses to start ("statfs: no such file or directory").
+    return f"{shlex.join(['mkdir', '-p', *made])} &&\n{text}" if deploy.container.engine == "podman" and made else text
+
+
+def _directories_to_make(deploy: Deploy, spec: ContainerSpec) -> list[str]:
+    """Host directories of evidence and caches, which are ours; the model's is not, and its absence must show."""
+    ours = [path for path in (deploy.container.status_dir, deploy.container.cache_dir) if path]
+    return [source for volume in spec.volumes if (source := volume.split(":")[0]) in ours
+            or (deploy.container.cache_dir and source.startswith(deploy.container.cache_dir.rstrip("/") + "/"))]
 
 
 def compose(spec: ContainerSpec) -> str:

@@ -342,6 +342,9 @@ def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: 
     }
     root = (optional["engine_info"] or {}).get("root") or "/var/lib/docker"
     optional["disk_docker"] = space(root)
+    if engine == "podman":
+        facts["podman_init"] = shutil.which("catatonit") is not None or any(
+            os.path.exists(p + "/catatonit") for p in ("/usr/libexec/podman", "/usr/lib/podman"))  # noqa: PTH110
     facts["cdi_specs"] = sorted(glob.glob("/etc/cdi/*") + glob.glob("/var/run/cdi/*"))  # noqa: PTH207
     facts["shm_leftovers"] = leftovers()
     if cache_dir:

@@ -26,7 +26,15 @@ def engine(facts: Facts, deploy: Deploy) -> list[Finding]:
                 "role container_engine installs it",
             )
         ]
-    return [*_version(text(engines[wanted]), deploy), *_own(facts, deploy), *_cdi(facts, deploy)]
+    return [*_init(facts, deploy), *_version(text(engines[wanted]), deploy), *_own(facts, deploy), *_cdi(facts, deploy)]
+
+
+def _init(facts: Facts, deploy: Deploy) -> list[Finding]:
+    """podman's --init needs a program of its own, which distributions package apart (seen with Debian's 4.3.1)."""
+    if deploy.container.engine != "podman" or not deploy.container.init or facts.get("podman_init") is not False:
+        return []
+    return [finding("PODMAN_INIT_MISSING", "error", "podman has no catatonit, the plan has init: true",
+                    "podman exits 125: 'container-init binary not found on the host'", "install the package catatonit")]
 
 
 def _cdi_names(deploy: Deploy) -> list[str]:

@@ -38,16 +38,17 @@ def compare(spec: ContainerSpec, inspect: dict[str, Any], spelled: frozenset[str
     """
     config, host = _mapping(inspect, "Config"), _mapping(inspect, "HostConfig")
     rows = [_state(inspect), _image(spec, inspect), *_args(spec, inspect, config), *_env(spec, config, spelled)]
-    rows += [_name(spec, inspect), _ipc(spec, host), _shm(spec, host), _init(spec, host)]
+    ipc = _ipc_mode(inspect, config, host)
+    rows += [_name(spec, inspect), _ipc(spec, ipc), _shm(spec, ipc, host), _init(spec, host)]
     rows.append(_simple("stop_timeout", spec.stop_timeout, _get(config, "StopTimeout", _get(host, "StopTimeout"))))
     rows.append(_network(spec, host))
     rows += _devices(spec, host)
     rows.append(_groups(spec, host))
     rows.append(_ulimits(spec, host))
     rows += [
-        _words("security_opts", spec.security_opts, _get(host, "SecurityOpt")),
+        _words("security_opts", spec.security_opts, _security(spec, host)),
         _words("cap_add", spec.cap_add, _caps(host, "CapAdd")),
-        _words("cap_drop", spec.cap_drop, _caps(host, "CapDrop")),
+        _words("cap_drop", spec.cap_drop, _dropped(spec, inspect, host)),
     ]
     rows += [
         _simple("privileged", spec.privileged, _get(host, "Privileged")),
@@ -150,7 +151,10 @@ def _args(spec: ContainerSpec, inspect: dict[str, Any], config: dict[str, Any]) 
     if not isinstance(words, list):
         words = config.get("Cmd")
     if isinstance(words, str):
-        words = shlex.split(words)
+        try:
+            words = shlex.split(words)
+        except ValueError:  # an unbalanced quote: still words, if not the shell's
+            words = words.split()
     if not isinstance(words, list):
         yield _unknown("args", shlex.join(spec.command))
         return
@@ -202,25 +206,53 @@ def _name(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
     )
 
 
-def _ipc(spec: ContainerSpec, host: dict[str, Any]) -> Row:
-    return _simple("ipc", spec.ipc_mode, _get(host, "IpcMode"))
+def _is_podman(inspect: dict[str, Any]) -> bool:
+    return "OCIRuntime" in inspect or "ImageDigest" in inspect
 
 
-def _shm(spec: ContainerSpec, host: dict[str, Any]) -> Row:
+def _ipc_mode(inspect: dict[str, Any], config: dict[str, Any], host: dict[str, Any]) -> Any:
+    """The ipc mode, as far as the engine tells it.
+
+    podman 4.3 prints "shareable" for host, private and shareable alike (measured); its own command line tells more.
+    """
+    mode = _get(host, "IpcMode")
+    if mode != "shareable" or not _is_podman(inspect):
+        return mode
+    words = [str(w) for w in _list(config.get("CreateCommand"))]
+    given = [
+        w.partition("=")[2] or after
+        for w, after in zip(words, [*words[1:], ""], strict=True)
+        if w == "--ipc" or w.startswith("--ipc=")
+    ]
+    return given[-1] if given else _MISSING
+
+
+def _ipc(spec: ContainerSpec, mode: Any) -> Row:
+    return _simple("ipc", spec.ipc_mode, mode)
+
+
+def _shm(spec: ContainerSpec, mode: Any, host: dict[str, Any]) -> Row:
     if spec.ipc_mode == "host":
-        return (
-            Row("shm_size", "same", "host", "host") if host.get("IpcMode") == "host" else _unknown("shm_size", "host")
-        )
+        return Row("shm_size", "same", "host", "host") if mode == "host" else _unknown("shm_size", "host")
     wanted, have = spec.shm_size or DEFAULT_SHM, host.get("ShmSize")
     if not isinstance(have, int) or isinstance(have, bool):
         return _unknown("shm_size", human(wanted))
     return _row("shm_size (ShmSize)", human(wanted), human(have), have == wanted)
 
 
+def _security(spec: ContainerSpec, host: dict[str, Any]) -> Any:
+    """Without label=disable where docker adds it by itself: with host ipc, and to privileged containers."""
+    listed = _get(host, "SecurityOpt")
+    added = (spec.ipc_mode == "host" or spec.privileged) and "label=disable" not in spec.security_opts
+    return [o for o in listed if o != "label=disable"] if added and isinstance(listed, list) else listed
+
+
 def _init(spec: ContainerSpec, host: dict[str, Any]) -> Row:
-    if "Init" not in host:
+    # docker leaves Init out (older ones print null) for a container that was made without --init; a shortened
+    # inspection leaves it out too, but then it lacks what every engine prints.
+    if "Init" not in host and not {"Runtime", "Devices", "RestartPolicy"} <= host.keys():
         return _unknown("init", spec.init)
-    have = host["Init"] is True  # docker prints null for a container that was made without --init
+    have = host.get("Init") is True
     return _row("init", "on" if spec.init else "off", "on" if have else "off", have == spec.init)
 
 
@@ -283,6 +315,14 @@ def _words(field: str, planned: list[str], running: Any) -> Row:
 def _caps(host: dict[str, Any], key: str) -> Any:
     listed = host.get(key, _MISSING)
     return [str(c).upper().removeprefix("CAP_") for c in listed] if isinstance(listed, list) else listed
+
+
+def _dropped(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any]) -> Any:
+    """podman lists what its defaults lack against docker's, as if a person had dropped it (measured with 4.3)."""
+    listed = _caps(host, "CapDrop")
+    if not _is_podman(inspect) or not isinstance(listed, list):
+        return listed
+    return [cap for cap in listed if cap in spec.cap_drop or cap not in ("AUDIT_WRITE", "MKNOD", "NET_RAW")]
 
 
 def _ulimits(spec: ContainerSpec, host: dict[str, Any]) -> Row:
