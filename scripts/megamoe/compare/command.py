@@ -1,82 +1,46 @@
-"""`megamoe compare A B`: two evaluations of the same questions, flips shown."""
+"""`megamoe compare A B`: two releases or two endpoints on the same questions, flips shown."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from megamoe_atom.problem import Exit, Problem
 
-from megamoe.envelope import Finding, Outcome, Status, run_verb
+from megamoe.envelope import Outcome, run_verb
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def compare(
-    before: Annotated[str, typer.Argument(help="Run folder or samples JSONL of the earlier or known-good side.")],
-    after: Annotated[str, typer.Argument(help="Run folder or samples JSONL of the side that is judged.")],
-    policy: Annotated[str, typer.Option(help="Policy whose metric and paired test apply.")] = "v4-pro-fused",
+    before: Annotated[
+        str, typer.Argument(help="Earlier or known-good side: run folder, samples JSONL, or http://HOST:PORT.")
+    ],
+    after: Annotated[str, typer.Argument(help="Side that is judged: run folder, samples JSONL, or http://HOST:PORT.")],
+    policy: Annotated[str, typer.Option(help="Policy whose protocol, metric and paired test apply.")] = "v4-pro-fused",
+    dataset: Annotated[str | None, typer.Option(help="Questions for a side that is an address.")] = None,
+    out: Annotated[str, typer.Option(help="Folder for the evidence of sides that are addresses.")] = "comparison",
+    fewshot: Annotated[str | None, typer.Option(help="Few-shot examples (default: ours).")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N questions.", min=1)] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1, max=1024)] = 64,
+    endpoint: Annotated[Literal["completions", "chat"] | None, typer.Option(help="Default: the policy's.")] = None,
+    max_gen_toks: Annotated[int | None, typer.Option(help="Tokens per answer.", min=1)] = None,
+    api_key_file: Annotated[str | None, typer.Option(help="File with the API key (else MEGAMOE_API_KEY).")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the JSON envelope.")] = False,
 ) -> None:
     """Compare two evaluations question by question."""
 
     def work() -> Outcome:
-        from megamoe.gate.paired import judge_pair
-        from megamoe.gate.policy import load_policy
-        from megamoe.gate.samples import answer_of
+        from megamoe.compare.sides import compare_sides
 
-        rules = load_policy(policy)
-        a, b = _evidence(before), _evidence(after)
-        data: dict[str, Any] = {"before": before, "after": after}
-        verdict, faults, notes = judge_pair(rules, b, a, data)
-        if faults:
-            return Outcome(
-                "invalid",
-                Exit.NO_EVIDENCE,
-                f"cannot be compared: {faults[0].what}",
-                [Finding.from_reason(r) for r in faults],
-                data,
-            )
-        paired = data["paired"]
-        texts = {
-            (side, r.get("doc_id")): str(answer_of(r))
-            for side, rows in (("a", a.samples), ("b", b.samples))
-            for r in rows or []
-            if r.get("filter", rules.filter_name) == rules.filter_name
+        given: dict[str, Any] = {
+            "fewshot": fewshot,
+            "limit": limit,
+            "concurrency": concurrency,
+            "endpoint": endpoint,
+            "max_gen_toks": max_gen_toks,
+            "api_key_file": api_key_file,
         }
-        lines = [
-            f"score {paired['baseline_score']:.4f} -> {paired['baseline_score'] - paired['loss']:.4f} on {paired['n']} "
-            f"questions: {paired['lost']} lost, {paired['gained']} gained"
-        ]
-        for word, ids in (("lost", paired["lost_doc_ids"]), ("gained", paired["gained_doc_ids"])):
-            lines += [
-                f"{word} {d}: {texts[('a', d)].strip()[-60:]!r} -> {texts[('b', d)].strip()[-60:]!r}" for d in ids[:10]
-            ]
-        status: Status = "pass" if verdict == "PASS" else "fail" if verdict == "FAIL" else "inconclusive"
-        return Outcome(
-            status,
-            Exit.PASS if verdict == "PASS" else Exit.CHECK_FAILED,
-            notes[-1].what,
-            notes,
-            data,
-            "\n".join(lines),
-        )
+        return compare_sides(before, after, policy, dataset, out, given)
 
     run_verb("compare", work, json_output=json_output)
-
-
-def _evidence(source: str) -> Any:
-    from megamoe.gate.evidence import load_run
-
-    evidence = load_run(source)
-    if evidence.samples is None:
-        reason = evidence.faults[0].what if evidence.faults else f"{source} holds no samples*.jsonl"
-        raise Problem(
-            "samples_missing",
-            what=reason,
-            why="questions are compared one by one",
-            fix="give a finished run folder or a samples file",
-            exit_code=Exit.NO_EVIDENCE,
-        )
-    return evidence

@@ -181,6 +181,11 @@ def judge_pair(
     faults += more
     if facts.n:
         faults += answer_faults(policy, facts, data)
+    if now.run is not None:
+        faults += run_faults(policy, now, data, notes)
+    if before.run is not None:
+        odd = run_faults(policy, before, {}, [])
+        faults += [Reason("BASELINE_" + r.code, f"the earlier side: {r.what}", r.why, r.fix) for r in odd]
     earlier = baseline_facts(policy, now, before, facts, faults, data)
     if faults or earlier is None:
         return "INVALID", faults, notes

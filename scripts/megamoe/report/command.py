@@ -18,6 +18,7 @@ def report(
     envelopes: Annotated[list[str], typer.Argument(help="Saved --json output of smoke, gsm8k, gate, ... in order.")],
     out: Annotated[str, typer.Option(help="Folder for report.html, report.json, report.md and junit.xml.")],
     run_dir: Annotated[str | None, typer.Option(help="gsm8k's --out folder, for provenance and plots.")] = None,
+    facts: Annotated[str | None, typer.Option(help="Host facts (JSON), for the hardware's line.")] = None,
     title: Annotated[str, typer.Option(help="Heading.")] = "MegaMoE validation",
     json_output: Annotated[bool, typer.Option("--json", help="Print the JSON envelope.")] = False,
 ) -> None:
@@ -27,7 +28,7 @@ def report(
         from megamoe.report.model import build
         from megamoe.report.render import to_html, to_json, to_junit, to_markdown
 
-        body = build(envelopes, run_dir, title)
+        body = build(envelopes, run_dir, title, facts)
         folder = Path(out)
         try:
             folder.mkdir(parents=True, exist_ok=True)

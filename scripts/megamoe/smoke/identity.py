@@ -98,7 +98,8 @@ def judge_identity(
         built = facts["versions"].get("flydsl_commit")
         if built is not None and built != pins["flydsl"]:
             unlike.append(f"the kernels are of FlyDSL {built[:12]}, this CLI pins {pins['flydsl'][:12]}")
-        seen.append(f"{len(evidence)} ranks run " + ", ".join(f"{k} {_short(v)}" for k, v in facts["versions"].items()))
+        told = ", ".join(f"{k} {_short(v)}" for k, v in facts["versions"].items())
+        seen.append(f"{len(evidence)} ranks run {told}" if told else f"{len(evidence)} ranks tell no versions")
     if lock.exists():
         from megamoe.version import identity
 
