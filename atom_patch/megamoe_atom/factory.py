@@ -6,6 +6,7 @@ Requested and impossible: a Problem at start-up. Never a silent fall-back.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from megamoe_atom.experts import Geometry, MegaExperts
     from megamoe_atom.graphs import LaunchCounter
     from megamoe_atom.layout import ConvertedLayer
-    from megamoe_atom.selftest import SelfTest
+    from megamoe_atom.selftest import Report, SelfTest
     from megamoe_atom.status import SelftestState, StatusWriter
 
+log = logging.getLogger("megamoe_atom")
 SWITCHES = ("ATOM_USE_FLYDSL", "ATOM_USE_FLYDSL_FUSED")
 
 
@@ -75,7 +77,6 @@ class Runtime:
         self.selftest = selftest
         self.initialise_shmem = initialise_shmem
         self.proven = False
-        self.report: Any = None
         self._quant = quant
         self._clone = clone
         self._swiglu_in_kernel = swiglu_in_kernel
@@ -84,6 +85,7 @@ class Runtime:
         self._make_status = status
         self._graphs = graphs
         self._mtpr = mtpr
+        self._unapplied_limit = 0.0
         self.status: StatusWriter | None = None
         self._launches: LaunchCounter | None = None
 
@@ -104,7 +106,7 @@ class Runtime:
         if limit > 0 and not self._swiglu_in_kernel:
             if not self._accept_no_limit:
                 reasons.append(swiglu_reason(limit))
-            limit = 0.0
+            self._unapplied_limit, limit = limit, 0.0
         if reasons:
             raise Problem.of(reasons, exit_code=Exit.REFUSED)
         geometry = Geometry(
@@ -153,11 +155,34 @@ class Runtime:
         try:
             if self.selftest is not None:
                 state = "failed"
-                self.report = self.selftest.verify_own(self.layers)
+                self.selftest.verify_own(self.layers)
                 state = "passed"
         finally:
             self._record(state)
+        self._tell()
         self.proven = True
+
+    @property
+    def report(self) -> Report | None:
+        return None if self.selftest is None else self.selftest.report
+
+    def _tell(self) -> None:
+        """The verdict in the log; loud where it proves less than it could."""
+        if self.report is None:
+            log.warning("SELF-TEST OFF (MEGAMOE_SELFTEST=0): wrong weights or a wrong layout would not be noticed here")
+        else:
+            worst = max(self.report.layers, key=lambda layer: max(layer.rel_quiet, layer.rel_loud))
+            log.info(
+                "self-test: %d layers passed, worst relL2 %.4f (%s)",
+                len(self.report.layers), max(worst.rel_quiet, worst.rel_loud), worst.layer,
+            )  # fmt: skip
+        if self._unapplied_limit:
+            log.warning(
+                "THE MODEL'S SWIGLU LIMIT %g IS NOT APPLIED (MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT=1): the kernels have "
+                "none%s",
+                self._unapplied_limit,
+                "" if self.report is None else ", and the self-test compared them with the unlimited arithmetic",
+            )
 
     def _record(self, state: SelftestState) -> None:
         """Writes the verdict into this rank's evidence, also when it is the reason why the start stops."""

@@ -288,6 +288,8 @@ class SelfTest:
         self._seed = seed
         self._repeats = repeats
         self._sweep = sweep
+        self.report: Report | None = None
+        """Of the last verify, also of one that raised: the evidence shows figures of a start that was stopped."""
         self._geometry: dict[str, Geometry] = {}
         self._partials: dict[tuple[str, int, str], torch.Tensor] = {}
 
@@ -338,7 +340,7 @@ class SelfTest:
         Raises:
             Problem: "selftest", a reason per failed layer (at most 5) with figures and likely kind. All ranks raise.
         """
-        report = Report()
+        report = self.report = Report()
         repeats = max(4, -(-self._repeats // max(1, len(self._geometry))))
         for name in self._geometry:
             report.layers.append(self._layer(name, run, converted, repeats))

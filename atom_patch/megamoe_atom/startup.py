@@ -54,6 +54,7 @@ def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> Suppor
         pcp_size=int(config.prefill_context_parallel_size),
         tbo=bool(config.enable_tbo or config.enable_tbo_decode),
         eplb=bool(config.eplb_enable),
+        plugin_mode=None if config.plugin_config is None else "another server",
         shmem_mode=settings.shmem_mode,
         triton_moe=settings.triton_moe,
         triton_moe_decode=settings.triton_moe_decode,

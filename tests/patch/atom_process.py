@@ -158,6 +158,7 @@ def config(**change: object) -> SimpleNamespace:
     base = {
         "enable_dp_attention": True, "enable_expert_parallel": True, "moe_ep_flatten_tp_across_dp": False,
         "parallel_config": SimpleNamespace(data_parallel_size_local=1), "eplb_enable": False,
+        "plugin_config": None,
         "eplb_config": SimpleNamespace(num_redundant_experts=0), "torch_dtype": torch.bfloat16,
         "max_num_batched_tokens": MTPR, "compilation_config": SimpleNamespace(static_forward_context={}),
         "hf_config": SimpleNamespace(n_shared_experts=1, vocab_size=129280), "tensor_parallel_size": 1,

@@ -200,7 +200,7 @@ def runtime() -> dict[str, object]:
     heap = meta_machine()
     config = SimpleNamespace(
         enable_dp_attention=True, prefill_context_parallel_size=1, enable_tbo=False, enable_tbo_decode=False,
-        eplb_enable=False, hf_config=SimpleNamespace(n_shared_experts=1),
+        eplb_enable=False, plugin_config=None, hf_config=SimpleNamespace(n_shared_experts=1),
     )  # fmt: skip
     g = limits.V4_PRO
     parallel = SimpleNamespace(use_ep=True, ep_size=8, ep_rank=3, tp_size=1, dp_size=8, use_all2all_kernels=True)

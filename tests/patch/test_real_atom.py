@@ -45,17 +45,20 @@ def test_a_patch_tool_accepts_the_diff(atom: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "named"),
+    ("file", "old", "new", "named"),
     [
-        ("topk_ids=topk_ids,\n            inplace", "ids=topk_ids,\n            inplace", "topk_ids"),
-        ("self.fused_experts: FusedMoEModularKernel | None = None", "self.experts = None", "fused_experts"),
-        ("max_num_tokens=atom_config", "max_tokens=atom_config", "max_num_tokens"),
-        ("class Mxfp4MoEMethod(FusedMoEMethodBase)", "class Mxfp4MoEMethod(object)", "derives from"),
+        ("atom/config.py", "    eplb_enable: bool", "    eplb_on: bool", "eplb_enable"),
+        ("atom/models/deepseek_v4.py", "self.experts.swiglu_limit =", "self.experts.limit =", "swiglu_limit"),
+        (EDITED[0], "    def use_all2all_kernels", "    def use_mori_all2all", "use_all2all_kernels"),
+        (EDITED[0], "topk_ids=topk_ids,\n            inplace", "ids=topk_ids,\n            inplace", "topk_ids"),
+        (EDITED[0], "self.fused_experts: FusedMoEModularKernel | None = None", "self.experts = None", "fused_experts"),
+        (EDITED[0], "max_num_tokens=atom_config", "max_tokens=atom_config", "max_num_tokens"),
+        (EDITED[0], "class Mxfp4MoEMethod(FusedMoEMethodBase)", "class Mxfp4MoEMethod(object)", "derives from"),
     ],
-    ids=["keyword", "attribute", "config keyword", "base class"],
+    ids=["config field", "assignment", "property", "keyword", "attribute", "config keyword", "base class"],
 )
-def test_the_contract_names_what_moved(atom: Path, old: str, new: str, named: str) -> None:
-    path = atom / EDITED[0]
+def test_the_contract_names_what_moved(atom: Path, file: str, old: str, new: str, named: str) -> None:
+    path = atom / file
     source = path.read_text(encoding="utf-8")
     assert old in source
     path.write_text(source.replace(old, new), encoding="utf-8")

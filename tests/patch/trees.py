@@ -11,6 +11,7 @@ import pytest
 EDITED = ("atom/model_ops/moe.py", "atom/model_engine/model_runner.py")
 LEANED_ON = (
     *EDITED,
+    "atom/config.py",
     "atom/model_ops/fused_moe/config.py",
     "atom/model_loader/loader.py",
     "atom/models/deepseek_v4.py",

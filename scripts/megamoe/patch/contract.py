@@ -59,7 +59,10 @@ def _unmet(module: ast.Module, need: dict[str, Any]) -> str | None:
             return f"class {need['class']} is gone"
         bases = [ast.unparse(b) for b in cls.bases]
         base = need.get("base")
-        return None if base is None or base in bases else f"class {cls.name} derives from {bases}, not {base}"
+        if base is not None and base not in bases:
+            return f"class {cls.name} derives from {bases}, not {base}"
+        lost = [f for f in need.get("fields", []) if f not in _fields(cls)]
+        return f"class {cls.name} has no {', '.join(lost)}" if lost else None
     where = str(need.get("function") or need["in"])
     node = _function(module, where)
     if node is None:
@@ -73,6 +76,9 @@ def _unmet(module: ast.Module, need: dict[str, Any]) -> str | None:
         have_set = _self_attributes(node)
         lost = [a for a in need["self_attributes"] if a not in have_set]
         return f"{where} sets no self.{', self.'.join(lost)}" if lost else None
+    if "assigns" in need:
+        made = {ast.unparse(t) for n in ast.walk(node) if isinstance(n, ast.Assign) for t in n.targets}
+        return None if need["assigns"] in made else f"{where} no longer assigns {need['assigns']}"
     calls = [c for c in ast.walk(node) if isinstance(c, ast.Call) and ast.unparse(c.func) == need["call"]]
     if not calls:
         return f"{where} no longer calls {need['call']}"
@@ -104,6 +110,13 @@ def _module_names(module: ast.Module) -> set[str]:
 
 def _class(module: ast.Module, name: str) -> ast.ClassDef | None:
     return next((n for n in module.body if isinstance(n, ast.ClassDef) and n.name == name), None)
+
+
+def _fields(cls: ast.ClassDef) -> set[str]:
+    """Names that the class body gives its objects: fields, class attributes, methods and properties."""
+    names = {n.name for n in cls.body if isinstance(n, ast.FunctionDef)}
+    names |= {n.target.id for n in cls.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    return names | {t.id for n in cls.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
 
 
 def _function(module: ast.Module, dotted: str) -> ast.FunctionDef | None:

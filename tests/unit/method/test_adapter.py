@@ -387,6 +387,7 @@ def test_warm_up_proves_once_and_then_gives_varied_ids(monkeypatch: pytest.Monke
 LAUNCH = {
     "enable_dp_attention": True, "prefill_context_parallel_size": 1, "enable_tbo": False, "enable_tbo_decode": False,
     "eplb_enable": False,
+    "plugin_config": None,
 }  # fmt: skip
 
 
@@ -401,6 +402,7 @@ def test_a_good_launch_has_no_reason_against_it() -> None:
         ({"enable_dp_attention": False}, {}),
         ({"enable_tbo": True}, {}),
         ({"eplb_enable": True}, {}),
+        ({"plugin_config": SimpleNamespace(is_vllm=True)}, {}),
         ({"prefill_context_parallel_size": 2}, {}),
         ({}, {"MORI_SHMEM_MODE": "ISOLATION"}),
         ({}, {"ATOM_USE_TRITON_MOE": "1"}),
@@ -442,5 +444,37 @@ def test_a_failed_self_test_is_in_the_evidence_too(tmp_path: Path) -> None:
     runtime.add_layer("layers.0", g, convert(random_weights(g, 2)))
     with pytest.raises(Problem):
         runtime.prove_once()
-    assert read_status_dir(tmp_path)[0].selftest_state == "failed"
+    evidence = read_status_dir(tmp_path)[0]
+    assert evidence.selftest_state == "failed"
+    assert evidence.selftest["layers.0"] > 0.1, "with its figures"
     assert not runtime.proven
+
+
+def proven(caplog: pytest.LogCaptureFixture, *, selftest: bool, limit_in_kernel: bool) -> str:
+    """The log of a start of one rank whose model has a SwiGLU limit."""
+    caplog.set_level("INFO", logger="megamoe_atom")
+    test = SelfTest(group_sum=lambda t: t, local_ranks=(0,), repeats=4, sweep=False) if selftest else None
+    runtime = make_runtime(selftest=test, swiglu_in_kernel=limit_in_kernel, accept_no_swiglu_limit=True)
+    parallel = SimpleNamespace(use_ep=True, ep_size=1, ep_rank=0, use_all2all_kernels=True)
+    layer = one_rank(moe_parallel_config=parallel, global_num_experts=4)
+    g = runtime.geometry(layer, Base("quant", "moe"))
+    raw = random_weights(g, 1)
+    runtime.capture("layers.0", g, raw)
+    runtime.add_layer("layers.0", g, convert(raw))
+    runtime.prove_once()
+    return caplog.text
+
+
+def test_a_start_says_what_its_self_test_proved(caplog: pytest.LogCaptureFixture) -> None:
+    text = proven(caplog, selftest=True, limit_in_kernel=True)
+    assert "1 layers passed" in text
+    assert "NOT APPLIED" not in text and "SELF-TEST OFF" not in text
+
+
+def test_a_start_without_self_test_says_so_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    assert "SELF-TEST OFF" in proven(caplog, selftest=False, limit_in_kernel=True)
+
+
+def test_an_acknowledged_missing_limit_is_said_with_what_was_compared(caplog: pytest.LogCaptureFixture) -> None:
+    text = proven(caplog, selftest=True, limit_in_kernel=False)
+    assert "SWIGLU LIMIT 10 IS NOT APPLIED" in text and "compared them with the unlimited arithmetic" in text
