@@ -9,6 +9,7 @@ description:
   - Readiness is a completion with checked content, since C(/health) and C(/v1/models) answer while the engine cannot.
   - A container that ended before it was ready (a refused plan, a failed self-test) fails the task at once with the
     first cause from its log, instead of being waited for while it is started again and again.
+  - So does a server that completes three times and never as expected; at temperature 0 waiting changes nothing.
 options:
   url:
     description: Address of the server without a path.
@@ -42,6 +43,7 @@ import urllib.request
 from ansible.module_utils.basic import AnsibleModule
 
 POLL_S = 2
+WRONG_ANSWERS = 3
 LOG_LINES = 400
 
 
@@ -54,17 +56,17 @@ def ask(url, body=None, timeout_s=60):
 
 
 def probe(url, prompt, expect):
-    """(True, the text) when the server completes as expected, else (False, what it said or did instead)."""
+    """True and the text when it completes as expected, False and the text when not, None and the error without one."""
     try:
         models = ask(url + "/v1/models", timeout_s=10).get("data") or []
         if not models:
-            return False, "it lists no model"
+            return None, "it lists no model"
         body = {"model": models[0]["id"], "prompt": prompt, "max_tokens": 8, "temperature": 0}
         text = ask(url + "/v1/completions", body)["choices"][0]["text"]
     except urllib.error.HTTPError as error:
-        return False, f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
+        return None, f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        return False, f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}"
     return bool(re.search(expect, text)), text
 
 
@@ -116,12 +118,18 @@ def main():
     p = module.params
     if module.check_mode:
         module.exit_json(changed=False)
-    begun, watched = time.monotonic(), None
+    begun, watched, wrong = time.monotonic(), None, 0
     while True:
         ready, said = probe(p["url"], p["prompt"], p["expect"])
         waited = round(time.monotonic() - begun, 1)
         if ready:
             module.exit_json(changed=False, text=said, waited_s=waited)
+        wrong += ready is False
+        if wrong == WRONG_ANSWERS:
+            module.fail_json(
+                msg=f"{p['container']} completes, but wrongly: {p['prompt']!r} gave {said!r}, expected /{p['expect']}/",
+                waited_s=waited,
+            )
         state = json.loads(docker("inspect", "--type", "container", p["container"]) or "[]")
         why = ended(state[0]) if state else None
         # A supervisor outside the engine starts it again without a count: another start is an end that was missed.
