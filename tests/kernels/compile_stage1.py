@@ -62,7 +62,7 @@ def stand_in(t: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     launches: list[hip.Launch] = []
-    hip.StandIn(launches.append)
+    device = hip.StandIn(launches.append)  # kept: the library calls back into it
     upstream.install_torch(256)
     upstream.install_mori(MetaHeap())  # type: ignore[arg-type]
     mega = importlib.import_module(upstream.MODULES[0])
@@ -91,6 +91,8 @@ def main() -> None:
         sizes = [fx.Int32(n) for n in (op._s1_nvm, 2 * i, h, op._s1_max_blocks)]
         stream = fx.Stream(SimpleNamespace(cuda_stream=0))
         op._s1_mega(*map(stand_in, tensors), *sizes, *[fx.Int64(0)] * 3, fx.Int32(1), *[fx.Int64(0)] * 4, stream)
+        if device.failure is not None:
+            raise device.failure
         (Path(OUT) / f"{spec.replace(':', '_')}.hsaco").write_bytes(launches[-1].code)
 
 
