@@ -44,7 +44,7 @@ class LazyGroup(typer.core.TyperGroup):
     """A group whose verbs are listed from VERBS and imported one at a time."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [verb for verb in VERBS if _exists(verb)]
+        return existing_verbs()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS or not _exists(cmd_name):
@@ -58,6 +58,11 @@ class LazyGroup(typer.core.TyperGroup):
         if rows:
             with formatter.section("Verbs"):
                 formatter.write_dl(rows)
+
+
+def existing_verbs() -> list[str]:
+    """The verbs whose package is in this installation, in the order of VERBS."""
+    return [verb for verb in VERBS if _exists(verb)]
 
 
 def _exists(verb: str) -> bool:

@@ -12,13 +12,22 @@ from megamoe.envelope import Outcome, run_verb
 app = typer.Typer(add_completion=False)
 
 
+def _codes(incomplete: str) -> list[str]:
+    """Codes for shell completion."""
+    from megamoe.plan.catalogue import codes
+
+    return [code for code in sorted(codes()) if code.startswith(incomplete)]
+
+
 @app.command()
 def plan(
     deploy: Annotated[str, typer.Argument(help="deploy file, or - for standard input")] = "",
     facts: Annotated[str, typer.Option("--facts", help="host facts (JSON), for numeric groups")] = "",
     fit: Annotated[bool, typer.Option("--fit", help="print the nearest legal plan and each difference")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON Schema of DEPLOY")] = False,
-    explain: Annotated[str, typer.Option("--explain", metavar="CODE", help="explain a finding's code")] = "",
+    explain: Annotated[
+        str, typer.Option("--explain", metavar="CODE", help="explain a finding's code", autocompletion=_codes)
+    ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
 ) -> None:
     """Refuse an unsafe launch with every reason, or print its environment, flags, memory budget and `docker run`.

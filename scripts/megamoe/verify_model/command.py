@@ -14,12 +14,20 @@ from megamoe.envelope import Outcome, outcome_from, run_verb
 app = typer.Typer(add_completion=False)
 
 
+def _profiles(incomplete: str) -> list[str]:
+    """Profile names for shell completion."""
+    from megamoe.deploy.profiles import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 @app.command()
 def verify_model(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="model directory")],
     mount: Annotated[list[str] | None, typer.Option("--mount", metavar="HOST:CONTAINER",
-                                                    help="what the container sees; repeatable")] = None,
-    profile: Annotated[str, typer.Option("--profile", help="check dimensions and experts against this profile")] = "",
+                                                    help="what the container sees")] = None,
+    profile: Annotated[str, typer.Option("--profile", help="check dimensions and experts against this profile",
+                                         autocompletion=_profiles)] = "",
     manifest: Annotated[str, typer.Option("--manifest", help="sha256sum file; reads all data")] = "",
     resume: Annotated[str, typer.Option("--resume", help="file that remembers finished checksums")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
