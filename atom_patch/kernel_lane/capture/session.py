@@ -13,19 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from megamoe_atom import layout
-from megamoe_atom.reference import MegaMoE as Reference
-from megamoe_atom.reference import ReferenceGroup
 
-from kernel_lane import formula
 from kernel_lane.capture import rocm, upstream
 from kernel_lane.capture.cases import Case
 from kernel_lane.capture.hip import StandIn
 from kernel_lane.capture.ranks import Ranks
 from kernel_lane.capture.recorder import Recorder
+from kernel_lane.layer import case_inputs, golden_inputs, reference_outputs, shuffled
 from kernel_lane.machine.schedule import Schedule
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # x bf16 [n, H], weights f32 [n, K], ids i32 [n, K]
 
 
 class Session:
@@ -64,64 +60,6 @@ class Session:
             if self.hip.failure is not None:
                 raise self.hip.failure from None
             raise
-
-
-def golden_inputs(path: Path) -> tuple[formula.Weights, list[list[Inputs]], list[list[np.ndarray]]]:
-    """Weights, inputs and outputs of one golden file, as one forward."""
-    z = np.load(path)
-    w = formula.Weights(z["w13"], z["w13_scale_e8m0"], z["w2"], z["w2_scale_e8m0"])
-    ranks = range(int(z["ep_size"]))
-    inputs = [
-        (_bf16(z[f"x_bf16_r{r}"]), torch.from_numpy(z[f"topk_weights_r{r}"]), torch.from_numpy(z[f"topk_ids_r{r}"]))
-        for r in ranks
-    ]
-    return w, [inputs], [[z[f"out_bf16_r{r}"] for r in ranks]]
-
-
-def _bf16(bits: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
-
-
-def case_inputs(case: Case) -> tuple[formula.Weights, list[list[Inputs]]]:
-    """Weights and per forward and rank the inputs of a case, by formula."""
-    w = formula.weights(case.seed, case.experts, case.hidden, case.inter, case.scale_codes)
-    forwards = []
-    for k, forward in enumerate(case.forwards):
-        rows = []
-        for r, tokens in enumerate(forward.tokens):
-            seed = case.seed + 1000 * (k + 1) + 10 * r + forward.seed
-            ids, weights = formula.routing(forward.routing, seed + 1, tokens, case.experts, case.topk, case.ranks)
-            x = formula.activations(forward.activation, seed, tokens, case.hidden)
-            rows.append((_bf16(x), torch.from_numpy(weights), torch.from_numpy(ids)))
-        forwards.append(rows)
-    return w, forwards
-
-
-def shuffled(case: Case, w: formula.Weights, rank: int) -> dict[str, torch.Tensor]:
-    """One rank's weights in the kernels' layout, flat uint8, under the constructor's keywords."""
-    epr = case.experts // case.ranks
-    mine = slice(rank * epr, (rank + 1) * epr)
-    gate_up = case.quant == "a8w4"
-    raw = [torch.from_numpy(np.ascontiguousarray(a[mine])) for a in (w.w13, w.w13_scale, w.w2, w.w2_scale)]
-    return {
-        "w1": layout.shuffle_w13(raw[0], gate_up=gate_up).reshape(-1),
-        "w1_scale": layout.shuffle_w13_scale(raw[1], gate_up=gate_up).reshape(-1),
-        "w2": layout.shuffle_w2(raw[2]).reshape(-1),
-        "w2_scale": layout.shuffle_w2_scale(raw[3]).reshape(-1),
-    }
-
-
-def reference_outputs(case: Case, w: formula.Weights, forwards: Sequence[Sequence[Inputs]]) -> list[list[np.ndarray]]:
-    """What the adapter's reference computes for each forward and rank, bf16 bits [n, H]."""
-    group = ReferenceGroup(case.ranks)
-    for r in range(case.ranks):
-        Reference(rank=r, world_size=case.ranks, model_dim=case.hidden, inter_dim=case.inter, experts=case.experts,
-                  topk=case.topk, quant=case.quant, max_tok_per_rank=case.mtpr, group=group, accumulate=torch.float64,
-                  swiglu_limit=case.swiglu_limit, **shuffled(case, w, r))  # fmt: skip
-    return [
-        [o.clone().view(torch.int16).numpy().view(np.uint16) for o in group.forward([(x, i, t) for x, t, i in rows])]
-        for rows in forwards
-    ]
 
 
 def constructor_arguments(case: Case, rank: int) -> dict[str, Any]:
