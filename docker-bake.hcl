@@ -16,7 +16,8 @@ target "_common" {
   network    = "none"
   # The image's index holds build times when it carries attestations: compare the platform's manifest, or build with both off.
   attest = ["type=provenance,mode=max"]
-  output = ["type=image,rewrite-timestamp=true"]
+  # unpack=false: the engine cannot unpack and rewrite in one go; it unpacks when the image is first run.
+  output = ["type=image,rewrite-timestamp=true,unpack=false"]
 }
 
 target "rocm" {

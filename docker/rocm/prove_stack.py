@@ -10,6 +10,7 @@ import py_compile
 import subprocess
 import sys
 import tomllib
+import warnings
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def imports(kernels: Path, names: list[str]) -> list[str]:
 def compile_bytecode(before: set[str]) -> tuple[int, list[str]]:
     """Bytecode for every distribution that is not the base's. Marked by hash: the same bytes from build to build."""
     done, skipped = 0, []
+    warnings.simplefilter("ignore", SyntaxWarning)  # other people's escape sequences
     for dist in distributions():
         if (dist.metadata["Name"] or "").lower().replace("_", "-") in before:
             continue
