@@ -85,3 +85,59 @@ def test_a_proof_of_something_else_is_no_proof(tmp_path: Path, proof: dict[str, 
 def test_a_benchmark_that_did_not_do_its_work_counts_for_nothing(tmp_path: Path, patch: dict[str, Any]) -> None:
     code, out = report(tmp_path, {**BENCH, **MEASURED, **patch})
     assert code == 5 and out["data"]["label"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        pytest.param(0.0, "exactly zero", id="zero"),
+        pytest.param(-3.0, "-3.0", id="negative"),
+        pytest.param(None, "None", id="null"),
+        pytest.param("12 ms", "12 ms", id="text"),
+        pytest.param(float("nan"), "NaN", id="not a number"),
+    ],
+)
+def test_a_latency_that_no_clock_gave_is_invalid_and_says_why(tmp_path: Path, value: Any, word: str) -> None:
+    code, out = report(tmp_path, {**BENCH, **MEASURED, "mean_ttft_ms": value})
+    figure = out["data"]["figures"]["mean_ttft_ms"]
+    assert code == 0 and figure["label"] == "invalid" and word in figure["why"] and "value" not in figure
+    assert out["data"]["figures"]["mean_itl_ms"]["label"] == "shown" and out["data"]["may_be_ranked"] is False
+
+
+PROOF = {"data": {"verdict": "PASS", "image_digest": DIGEST, "args": {"tp": 8}}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "per_rank", "code"),
+    [
+        pytest.param({"max_concurrency": 4096, "max_num_seqs": 64}, 64, "CONCURRENCY_CAPPED", id="capped by server"),
+        pytest.param({"num_prompts": 64, "completed": 64, "total_output_tokens": 65536}, 8, "CONCURRENCY_NOT_REACHED",
+                     id="too few prompts"),
+    ],
+)  # fmt: skip
+def test_the_effective_concurrency_is_what_the_ranks_really_got(
+    tmp_path: Path, patch: dict[str, Any], per_rank: float, code: str
+) -> None:
+    _, out = report(tmp_path, {**BENCH, **MEASURED, **patch}, PROOF)
+    assert out["data"]["effective_concurrency_per_rank"] == per_rank and code in [f["code"] for f in out["findings"]]
+
+
+def test_two_spellings_of_one_image_are_one_image(tmp_path: Path) -> None:
+    _, out = report(tmp_path, {**BENCH, **MEASURED, "image_digest": f"registry.example/moe@{DIGEST}"}, PROOF)
+    assert out["data"]["label"] == "normal"
+
+
+def test_without_arguments_on_either_side_nothing_is_ranked(tmp_path: Path) -> None:
+    bench = {k: v for k, v in {**BENCH, **MEASURED}.items() if k != "args"}
+    _, out = report(tmp_path, bench, {"data": {"verdict": "PASS", "image_digest": DIGEST}})
+    assert out["data"]["may_be_ranked"] is False and "ARGS_UNKNOWN" in [f["code"] for f in out["findings"]]
+
+
+def test_forced_balance_is_said_and_never_ranked(tmp_path: Path) -> None:
+    _, out = report(tmp_path, {**BENCH, **MEASURED, "env": {"ATOM_FAKE_EPLB": "1"}}, PROOF)
+    assert out["data"]["label"] == "diagnostic-only" and "ROUTING_BALANCED" in [f["code"] for f in out["findings"]]
+
+
+def test_failed_requests_beside_a_full_count_are_failed_requests(tmp_path: Path) -> None:
+    code, _ = report(tmp_path, {**BENCH, **MEASURED, "failed": 3}, PROOF)
+    assert code == 5

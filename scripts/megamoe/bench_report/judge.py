@@ -6,6 +6,9 @@ optionally ranks, max_num_seqs, image_digest, args, seed and cache_hit_rate.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from typing import Any
 
 from megamoe_atom.problem import Exit
@@ -14,6 +17,11 @@ from megamoe.envelope import Finding, Outcome
 
 _LATENCY = ("ttft", "itl", "tpot", "e2el")
 _KNOWN_RATES = ("total_token_throughput", "output_throughput", "request_throughput")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# Switches that force an even routing (ROCm/ATOM's "fake eplb", forced uniform routing elsewhere).
+_BALANCED = re.compile(
+    r"fake[_-]?eplb|(?:force|fake|uniform)[_-]?(?:load[_-]?)?(?:balanc\w*|routing|rout\w*)", re.IGNORECASE
+)
 DEFAULT_RANKS = 8  # one node of the recipe: EP8, DP attention over 8 ranks
 
 
@@ -33,8 +41,8 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
         wrong = {k: members[k] for k, v in numbers.items() if v is None or v <= 0}
         # A zero standard deviation is possible; a latency of zero is not.
         wrong = {k: v for k, v in wrong.items() if not (k.startswith("std") and numbers[k] == 0)}
-        mean, p99 = numbers.get(f"mean_{family}_ms"), numbers.get(f"p99_{family}_ms")
-        reason = "a latency of exactly zero was not measured" if wrong else None
+        p99 = numbers.get(f"p99_{family}_ms")
+        reason = _why_wrong(wrong) if wrong else None
         p50 = numbers.get(f"median_{family}_ms") or numbers.get(f"p50_{family}_ms")
         if not wrong and p99 is not None and p50 is not None and p99 < p50:
             reason = f"p99 {p99} is below the median {p50}"
@@ -48,8 +56,6 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
                 "the client did not record it (no streaming, or no usage in the stream); it is not shown as a number",
                 "measure with a streaming backend, then report again",
             )
-        elif mean is None and not members:
-            continue
     for key in _KNOWN_RATES:
         if key in bench:
             value = _number(bench[key])
@@ -71,6 +77,15 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
             (bench.get("args") or {}).get("max_num_seqs") if isinstance(bench.get("args"), dict) else None
         )
         effective = min(asked, cap) if cap else asked
+        prompts = _positive_int(bench.get("num_prompts"))
+        if prompts and prompts < concurrency:
+            effective = min(effective, prompts / world)
+            invalid(
+                "CONCURRENCY_NOT_REACHED",
+                f"{prompts} prompts cannot fill a concurrency of {concurrency}",
+                "the figures are of a smaller batch than the one named",
+                "send several times as many prompts as the concurrency",
+            )
         data["effective_concurrency_per_rank"] = effective
         text.append(f"effective concurrency per rank: {effective:g} ({concurrency} / {world})")
         if cap and asked > cap:
@@ -98,8 +113,25 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
                 "run smoke and gsm8k on this digest and these arguments, then pass the gate's JSON as --gate",
             )
         )
+    balanced = _BALANCED.search(json.dumps([bench.get(k) for k in ("args", "env", "server_args", "command")]))
+    if balanced:
+        approved = False
+        invalid(
+            "ROUTING_BALANCED",
+            f"the launch names {balanced[0]!r}: routing is balanced by construction",
+            "real text does not route evenly, so these figures are not those of the service",
+            "measure without it",
+        )
+    args_known = bench.get("args") is not None
+    if approved and not args_known:
+        invalid(
+            "ARGS_UNKNOWN",
+            "neither the benchmark nor the gate result names the engine's arguments",
+            "a PASS under other arguments says nothing about this launch, so the figures are not ranked",
+            "record args with both (megamoe gsm8k --deploy does)",
+        )
     data["label"] = "invalid" if fatal else "normal" if approved else "diagnostic-only"
-    data["may_be_ranked"] = approved and not fatal and not dead_families
+    data["may_be_ranked"] = approved and args_known and not fatal and not dead_families
     for key, figure in figures.items():
         text.append(
             f"{key:<26} "
@@ -129,12 +161,14 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
 def _completeness(bench: dict[str, Any], findings: list[Finding]) -> bool:
     """Did it complete what it was asked? False means the figures stand."""
     asked, done = _number(bench.get("num_prompts")), _number(bench.get("completed"))
-    if asked is None or done is None or asked <= 0 or asked != done:
+    failed = _number(bench.get("failed")) or 0
+    if asked is None or done is None or asked <= 0 or asked != done or failed > 0:
+        also = f", {failed:g} failed" if failed else ""
         findings.append(
             Finding(
                 "INCOMPLETE",
                 "error",
-                f"{bench.get('completed')} of {bench.get('num_prompts')} requests completed",
+                f"{bench.get('completed')} of {bench.get('num_prompts')} requests completed{also}",
                 "failed requests mixed into the figures make them faster or slower than the service",
                 "find the failures, then measure again",
             )
@@ -167,8 +201,21 @@ def _completeness(bench: dict[str, Any], findings: list[Finding]) -> bool:
     return False
 
 
+def _why_wrong(wrong: dict[str, Any]) -> str:
+    """What is wrong with a family's members: their values, none of which a clock could have given."""
+    if all(v == 0 for v in wrong.values()):
+        return "a latency of exactly zero was not measured"
+    return "not a positive number of milliseconds: " + ", ".join(f"{k}={v!r}" for k, v in sorted(wrong.items()))
+
+
+def _digest(value: Any) -> Any:
+    """The digest alone of NAME@sha256:HEX, so that two spellings of one image are equal."""
+    found = _DIGEST.findall(value) if isinstance(value, str) else []
+    return found[-1] if found else value
+
+
 def _approved(bench: dict[str, Any], gate: dict[str, Any] | None) -> tuple[bool, str]:
-    """A gate PASS of the same digest and arguments? Both must name them: what is absent is unknown, not fine."""
+    """A gate PASS of the same digest and arguments? What only one of them names is unknown, not fine."""
     if gate is None:
         return False, "no gate result was given for this digest"
     body = gate.get("data") if isinstance(gate.get("data"), dict) else gate
@@ -176,8 +223,7 @@ def _approved(bench: dict[str, Any], gate: dict[str, Any] | None) -> tuple[bool,
     if verdict != "PASS":
         return False, f"the gate's verdict is {verdict!r}"
     for key in ("image_digest", "args"):
-        ours = bench.get(key)
-        theirs = (body or {}).get(key, gate.get(key))
+        ours, theirs = _digest(bench.get(key)), _digest((body or {}).get(key, gate.get(key)))
         if ours is None and theirs is None and key == "args":
             continue
         if ours is None or theirs is None:
@@ -188,7 +234,9 @@ def _approved(bench: dict[str, Any], gate: dict[str, Any] | None) -> tuple[bool,
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _positive_int(value: Any) -> int | None:
