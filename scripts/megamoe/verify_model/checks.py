@@ -63,6 +63,9 @@ def shards(root: Path) -> tuple[list[Finding], dict[str, Tensor], int]:
                 0,
             )
         weight_map = raw
+        # Loaders resolve the index's names against its own directory, so a complete set in a folder below counts.
+        inside = {v for v in raw.values() if "/" in v and not v.startswith("/") and ".." not in v.split("/")}
+        present |= {v: root / v for v in inside if (root / v).is_file()}
         metadata = index.get("metadata")
         promised = metadata.get("total_size") if isinstance(metadata, dict) else None
         for name in sorted({v for v in raw.values() if v not in present}):
