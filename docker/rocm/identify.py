@@ -124,6 +124,8 @@ def main() -> int:
         )
         if given not in ("unknown", have)
     ]
+    closed = [name for name in lock["files"] if not Path(name).stat().st_mode & 0o004]
+    wrong += [f"{name} is not readable by the user who serves" for name in closed[:5]]
     if wrong:
         print("error: " + "\nerror: ".join(wrong), file=sys.stderr)
         print("  why: a label that is not true is worse than none", file=sys.stderr)

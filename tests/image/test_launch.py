@@ -265,7 +265,8 @@ def test_every_flag_that_the_plan_renders_is_read_back() -> None:
         "all2all_backend": "high-throughput", "eplb_config": {"num_redundant_experts": 0}, "trust_remote_code": True,
         "hf_overrides": {"index_topk_freq": 4}, "load_dummy": "zero", "enable_tbo": "all", "eplb_enable": True,
         "long_prefill_token_threshold": 0, "attn_prefill_chunk_size": 64, "draft_model": "/d", "data_parallel": 2,
-        "prefill_context_parallel": 2, "online_quant_config": {"a": 1}, "port": 8001, "internal_port": 8007, "host": "::",
+        "prefill_context_parallel": 2, "online_quant_config": {"a": 1}, "port": 8001, "internal_port": 8007,
+        "host": "::",
     }  # fmt: skip
     deploy = Deploy.model_validate(
         {
@@ -336,6 +337,34 @@ def test_a_refusal_is_one_exit_code_and_the_engine_is_never_started(box: SimpleN
     )
     assert done.returncode == int(Exit.REFUSED)
     assert "env_forbidden" in done.stderr and "no_such_engine" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_legal_launch_becomes_the_engine_so_that_sigterm_reaches_it(box: SimpleNamespace) -> None:
+    (box.root / "site").mkdir()
+    (box.root / "site/engine_of_the_test.py").write_text(
+        "import os, sys, time\nprint(os.getpid(), *sys.argv[1:], flush=True)\ntime.sleep(60)\n"
+    )
+    (box.root / "baked/key").mkdir(parents=True)
+    (box.root / "baked/aot.json").write_text('{"cache": "key"}')
+    env = {
+        **os.environ,
+        **box.env,
+        "PYTHONPATH": str(box.root / "site"),
+        "MEGAMOE_ENGINE_MODULE": "engine_of_the_test",
+        "MEGAMOE_KERNELS": str(box.root / "baked"),
+    }
+    code = (
+        "import pathlib, sys; from megamoe.image import launch; real = launch.outcome; "
+        f"launch.outcome = lambda a, e: real(a, e, pathlib.Path({str(box.root)!r})); launch.main(sys.argv[1:])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *box.flags], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().split()
+        assert said == [str(process.pid), *box.flags, "--server-port", "8000"]
+        process.terminate()
+        assert process.wait(timeout=30) == -15
 
 
 def test_reading_a_broken_flag_is_a_problem_with_its_value() -> None:

@@ -227,7 +227,7 @@ def outcome(argv: list[str], env: Mapping[str, str], root: Path = Path("/")) -> 
         return outcome_of_problem(problem)
     errors = [f for f in findings if f.severity == "error"]
     if errors:
-        changed = all(f.code in ("file_drift", "package_drift", "package_added") for f in errors)
+        changed = all(f.code in ("file_drift", "file_unreadable", "package_drift", "package_added") for f in errors)
         count = "1 reason" if len(errors) == 1 else f"{len(errors)} reasons"
         exit_code = Exit.CHECK_FAILED if changed else Exit.REFUSED
         return Outcome("refused", exit_code, f"{count}; no weight was read", findings)

@@ -26,7 +26,7 @@ def kernels(profiles: Path) -> int:
 
 def _git(root: Path, *argv: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *argv], capture_output=True, text=True, check=False, timeout=60)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.rstrip() if done.returncode == 0 else ""
 
 
 def revision(root: Path, *, allow_dirty: bool) -> str:

