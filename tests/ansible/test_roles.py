@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 import yaml
 
-ANSIBLE = Path(__file__).resolve().parents[2] / "ansible"
+sys.path.insert(0, str(Path(__file__).parent / "simulation"))
+
+from cluster import ANSIBLE, program
+from rendered import gateway_config, servers_of
+
 ROLES = sorted(p.parents[1].name for p in ANSIBLE.glob("roles/*/tasks/main.yml"))
 
 
-def faults_of(hostvars: dict[str, Any], groups: dict[str, list[str]]) -> list[str]:
-    """inventory_faults of the preflight role, loaded as Ansible does: by path."""
-    spec = importlib.util.spec_from_file_location("preflight", ANSIBLE / "roles/preflight/filter_plugins/preflight.py")
+def filters_of(role: str) -> Any:
+    """The filter plugin of a role, loaded as Ansible does: by path."""
+    spec = importlib.util.spec_from_file_location(role, ANSIBLE / f"roles/{role}/filter_plugins/{role}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.inventory_faults(hostvars, groups, str(ANSIBLE / "roles"))  # type: ignore[no-any-return]
+    return module
+
+
+def faults_of(hostvars: dict[str, Any], groups: dict[str, list[str]]) -> list[str]:
+    faults: list[str] = filters_of("preflight").inventory_faults(hostvars, groups, str(ANSIBLE / "roles"))
+    return faults
 
 
 @pytest.fixture
@@ -33,7 +41,8 @@ def inventory(tmp_path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Two nodes that can be used."""
     questions = tmp_path / "q.jsonl"
     questions.write_text("{}\n")
-    common = {"megamoe_deploy": {"args": {"port": 8000}}, "validate_dataset": str(questions)}
+    deploy = {"args": {"port": 8000}}
+    common = {"megamoe_deploy": deploy, "validate_dataset": str(questions), "serve_cli": sys.executable}
     hostvars = {n: {**common, "ansible_host": f"192.0.2.{i}"} for i, n in enumerate(("a", "b"))}
     return hostvars, {"megamoe_nodes": ["a", "b"], "megamoe_gateway": []}
 
@@ -66,9 +75,11 @@ def test_a_good_inventory_has_no_fault(inventory: tuple[dict[str, Any], dict[str
         ({"megamoe_wave_size": 0}, ["megamoe_wave_size", "at least 1"]),
         ({"megamoe_canary": "z"}, ["megamoe_canary", "z"]),
         ({"validate_dataset": "/nowhere.jsonl"}, ["/nowhere.jsonl"]),
+        ({"validate_baseline": "/nowhere/run"}, ["a:", "/nowhere/run", "megamoe gsm8k"]),
+        ({"serve_cli": "megamoe-of-another-life"}, ["a:", "megamoe-of-another-life", "pip install"]),
         ({"megamoe_deploy": None}, ["megamoe_deploy"]),
     ],
-    ids=["unknown_variable", "one_address", "wave_0", "unknown_canary", "no_questions", "no_deploy"],
+    ids=["unknown", "one_address", "wave_0", "unknown_canary", "no_questions", "no_baseline", "no_cli", "no_deploy"],
 )
 def test_a_bad_inventory_is_refused_with_host_and_value(
     inventory: tuple[dict[str, Any], dict[str, list[str]]], change: dict[str, Any], words: list[str]
@@ -80,48 +91,106 @@ def test_a_bad_inventory_is_refused_with_host_and_value(
     assert all(word in faults[0] for word in words)
 
 
-def rendered_gateway(states: dict[str, str]) -> str:
-    """haproxy.cfg for nodes with these recorded states."""
-    defaults = yaml.safe_load((ANSIBLE / "roles/gateway/defaults/main.yml").read_text())
-    hostvars = {
-        name: {
-            "ansible_host": "192.0.2.1",
-            "megamoe_deploy": {"args": {"port": 8000}},
-            "preflight_result": {"state": {"state": state}},
-        }
-        for name, state in states.items()
-    }
-    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    environment.filters["to_json"] = environment.filters["tojson"]
-    template = environment.from_string((ANSIBLE / "roles/gateway/templates/haproxy.cfg.j2").read_text())
-    values = {**defaults, "gateway_model": "/models/x", "gateway_api_key": ""}
-    return template.render(**values, hostvars=hostvars, groups={"megamoe_nodes": list(states)}, ansible_managed="test")
+def test_a_host_of_both_groups_and_a_group_that_nobody_reads_are_refused(
+    inventory: tuple[dict[str, Any], dict[str, list[str]]],
+) -> None:
+    hostvars, groups = inventory
+    (both,) = faults_of(hostvars, {**groups, "megamoe_gateway": ["b"]})
+    assert "b: in megamoe_nodes and in megamoe_gateway" in both
+    (slip,) = faults_of(hostvars, {**groups, "megamoe_gateways": ["c"]})
+    assert "megamoe_gateways" in slip and "Did you mean megamoe_gateway?" in slip
 
 
-def test_only_nodes_recorded_as_serving_are_behind_the_gateway() -> None:
-    text = rendered_gateway({"good": "serving", "bad": "stopped", "half": "deploying"})
-    assert [line.split()[1] for line in text.splitlines() if line.strip().startswith("server ")] == ["good"]
+def test_a_node_is_not_refused_for_what_its_own_release_holds() -> None:
+    facts = {
+        "listening_ports": [22, 8000], "containers": [{"name": "megamoe", "gpu": True}, {"name": "x", "gpu": True}],
+        "gpus": [{"id": 0, "vram_total_mb": 10, "vram_used_mb": 9}], "kfd_processes": [{"pid": 1, "vram_mb": 9}],
+    }  # fmt: skip
+    deploy = {"args": {"port": 8000}}
+    own = filters_of("preflight").foreign_facts(facts, {"state": "serving", "port": 8000}, deploy)
+    assert own["listening_ports"] == [22] and [c["name"] for c in own["containers"]] == ["x"]
+    assert "vram_used_mb" not in own["gpus"][0] and "kfd_processes" not in own
+    # Nothing is recorded, or the engine does not run our container: then whoever holds the port is a stranger.
+    assert filters_of("preflight").foreign_facts(facts, {}, deploy) == facts
+    gone = {**facts, "containers": []}
+    assert filters_of("preflight").foreign_facts(gone, {"state": "serving", "port": 8000}, deploy) == gone
+
+
+def test_a_lock_is_left_behind_only_when_its_owner_is_known_to_be_gone() -> None:
+    preflight = filters_of("preflight")
+    mine = preflight.lock_owner("site.yml")
+    assert f"process {mine['pid']}" in mine["who"]
+    assert not preflight.lock_has_ended(mine, 10**9, 60, "")  # alive on this machine, whatever its age
+    assert preflight.lock_has_ended({**mine, "started_ticks": "1"}, 0, 60, "")  # the number is another process now
+    assert preflight.lock_has_ended({**mine, "pid": 2**22 + 1}, 0, 60, "")
+    other = {**mine, "machine": "elsewhere", "id": "elsewhere:1:1"}
+    assert not preflight.lock_has_ended(other, 59, 60, "")
+    assert preflight.lock_has_ended(other, 61, 60, "")
+    assert preflight.lock_has_ended(other, 0, 60, "elsewhere:1:1")
+    assert not preflight.lock_has_ended(other, 0, 60, "someone else")
+
+
+def test_of_two_playbooks_that_come_at_once_one_gets_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "run/lock.json"
+    script = ANSIBLE / "library/megamoe_node_lock.py"
+
+    def ask(**params: Any) -> subprocess.Popen[str]:
+        body = json.dumps({"ANSIBLE_MODULE_ARGS": {"path": str(path), "_ansible_remote_tmp": str(tmp_path), **params}})
+        return subprocess.Popen([sys.executable, str(script), body], stdout=subprocess.PIPE, text=True)
+
+    def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(process.communicate(timeout=60)[0])
+        return answer
+
+    pytest.importorskip("ansible", reason="ansible is not installed (extra `deploy`)")
+    both = [ask(owner={"id": str(i), "who": f"owner {i}"}, state="held") for i in range(4)]
+    results = [told(p) for p in both]
+    assert sorted(r["held"] for r in results) == [False, False, False, True]
+    winner = next(i for i, r in enumerate(results) if r["held"])
+    assert {r["holder"]["who"] for r in results} == {f"owner {winner}"}
+    assert not told(ask(owner={"id": "x"}, state="free"))["held"] and path.exists()  # not ours to give back
+    taken = told(ask(owner={"id": "x", "who": "x"}, state="held", replace=str(winner)))
+    assert taken["held"] and taken["taken_over"]
+    told(ask(owner={"id": "x"}, state="free"))
+    assert not path.exists() and list(path.parent.iterdir()) == []
+
+
+def servers_in(text: str) -> dict[str, bool]:
+    """Server -> whether it gets requests, of a configuration."""
+    lines = [line for line in text.splitlines() if line.strip().startswith("server ")]
+    return {line.split()[1]: not line.endswith(" disabled") for line in lines}
+
+
+def test_only_nodes_recorded_as_serving_get_requests() -> None:
+    text = gateway_config({"good": "serving", "bad": "stopped", "half": "deploying", "out": "drained", "new": ""})
+    assert servers_in(text) == {"good": True, "bad": False, "half": False, "out": False, "new": False}
+
+
+def test_a_node_that_this_run_does_not_read_stays_as_the_gateway_has_it() -> None:
+    before = gateway_config({"a": "serving", "b": "stopped"})
+    deploy = {"megamoe_deploy": {"args": {"port": 8000}}, "ansible_host": "192.0.2.1"}
+    read = {**deploy, "preflight_result": {"state": {"state": "serving", "port": 8000}}}
+    servers = servers_of({"a": deploy, "b": deploy, "c": read}, ["a", "b", "c"], before)
+    assert {s["name"]: s["enabled"] for s in servers} == {"a": True, "b": False, "c": True}
 
 
 @pytest.mark.skipif(not Path("/usr/sbin/haproxy").is_file(), reason="haproxy is not installed")
 def test_haproxy_accepts_the_configuration(tmp_path: Path) -> None:
     config = tmp_path / "haproxy.cfg"
-    config.write_text(rendered_gateway({"good": "serving"}))
+    config.write_text(gateway_config({"good": "serving"}))
     done = subprocess.run(["/usr/sbin/haproxy", "-c", "-f", str(config)], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def play(tmp_path: Path, playbook: str, inventory_text: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs a playbook against an inventory file, with Ansible's own state under tmp_path."""
-    beside = Path(sys.executable).with_name("ansible-playbook")
-    program = str(beside) if beside.is_file() else shutil.which("ansible-playbook")
-    if program is None:
-        pytest.skip("ansible-playbook is not installed (extra `deploy`)")
     path = tmp_path / "hosts.yml"
     path.write_text(inventory_text)
-    own = {"ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
+    # Roles call megamoe, which stands beside this Python.
+    search = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    own = {"PATH": search, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
     env = {**os.environ, **own, "ANSIBLE_NOCOLOR": "1"}
-    argv = [program, "-i", str(path), str(ANSIBLE / playbook), *options]
+    argv = [program("ansible-playbook"), "-i", str(path), str(ANSIBLE / playbook), *options]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=ANSIBLE)
 
 
@@ -131,23 +200,71 @@ def test_an_empty_inventory_does_not_end_green(tmp_path: Path) -> None:
     assert "megamoe_nodes has no host" in done.stdout + done.stderr
 
 
-def test_a_host_without_ssh_is_refused_by_name_before_any_change(tmp_path: Path) -> None:
+@pytest.fixture
+def shared(tmp_path: Path) -> dict[str, Any]:
+    """Variables with which this machine can stand for a node whose preflight passes."""
     (tmp_path / "q.jsonl").write_text("{}\n")
+    deploy = yaml.safe_load((ANSIBLE / "inventories/rehearsal/group_vars/all.yml").read_text())["megamoe_deploy"]
+    deploy |= {"image": "registry.test/x@sha256:" + "1" * 64, "env": {}, "args": {**deploy["args"], "port": 47123}}
+    return {
+        "validate_dataset": str(tmp_path / "q.jsonl"), "validate_policy": "rehearsal", "ansible_become": False,
+        "preflight_disk_gib": {"/": 0}, "preflight_lock_path": str(tmp_path / "lock/l.json"),
+        "megamoe_state_dir": str(tmp_path / "state"), "serve_supervisor": "container", "megamoe_deploy": deploy,
+        "ansible_python_interpreter": sys.executable,
+    }  # fmt: skip
+
+
+LATER = ("host_tuning", "container_engine", "model", "rollout")
+
+
+def inventory_of(shared: dict[str, Any], **nodes: dict[str, Any]) -> str:
+    return yaml.safe_dump({"all": {"children": {"megamoe_nodes": {"hosts": nodes}}, "vars": shared}}, width=10**6)
+
+
+def test_a_host_without_ssh_is_refused_by_name_before_any_change(tmp_path: Path, shared: dict[str, Any]) -> None:
     with socket.socket() as closed:  # bound, not listening: connections are refused
         closed.bind(("127.0.0.1", 0))
         lost = {"ansible_host": "127.0.0.1", "ansible_port": closed.getsockname()[1]}
         here = {"ansible_connection": "local", "ansible_host": "here"}
-        shared = {
-            "validate_dataset": str(tmp_path / "q.jsonl"),
-            "ansible_become": False,
-            "preflight_disk_gib": {"/": 0},
-            "megamoe_deploy": {"args": {"port": 8000}, "gpu": {"count": 0}, "model": {"path": "/m"}},
-        }
-        nodes = {"megamoe_nodes": {"hosts": {"lost": lost, "here": here}}}
-        done = play(tmp_path, "site.yml", yaml.safe_dump({"all": {"children": nodes, "vars": shared}}))
+        done = play(tmp_path, "site.yml", inventory_of(shared, lost=lost, here=here))
     assert done.returncode != 0
-    assert "lost" in done.stdout and "unreachable=1" in done.stdout
-    assert "TASK [preflight" in done.stdout
-    # The reachable node is not touched either: no task of a later role ran on it.
-    for role in ("host_tuning", "container_engine", "model", "rollout"):
+    assert "lost (127.0.0.1) does not answer over SSH" in done.stdout and "Connection refused" in done.stdout
+    assert "Nothing was changed on any host" in done.stdout
+    # The reachable node is not touched either: no task of a later role ran on it, and it is not locked.
+    for role in LATER:
         assert f"TASK [{role}" not in done.stdout
+    assert not (tmp_path / "lock").exists() and not (tmp_path / "state").exists()
+
+
+def test_one_look_names_every_mistake_of_the_inventory(tmp_path: Path, shared: dict[str, Any]) -> None:
+    wrong = {"serve_supervisr": "x", "megamoe_wave_size": 0, "validate_policy": "v4-pro-fusd"}
+    one = {"ansible_connection": "local", "ansible_host": "192.0.2.1"}
+    done = play(tmp_path, "site.yml", inventory_of({**shared, **wrong}, n1=one, n2=one))
+    assert done.returncode != 0
+    for words in ("Refused before the first change", "n1, n2: no role knows the variable serve_supervisr",
+                  "n1, n2 have one address, 192.0.2.1", "megamoe_wave_size is 0"):  # fmt: skip
+        assert words in done.stdout, words
+    policy = {**shared, "validate_policy": "v4-pro-fusd"}
+    done = play(tmp_path, "site.yml", inventory_of(policy, n1={"ansible_connection": "local"}))
+    assert done.returncode != 0
+    assert "there is no policy named 'v4-pro-fusd'" in done.stdout and "use 'v4-pro-fused'" in done.stdout
+    assert "n1" in done.stdout and "TASK [preflight : Reach" not in done.stdout
+
+
+def test_a_secret_that_cannot_be_read_is_refused_with_the_way_to_the_vault(
+    tmp_path: Path, shared: dict[str, Any]
+) -> None:
+    (tmp_path / "password").write_text("canary-password\n")
+    argv = [program("ansible-vault"), "encrypt_string", "--vault-password-file", str(tmp_path / "password")]
+    env = {**os.environ, "ANSIBLE_HOME": str(tmp_path / "home")}
+    made = subprocess.run([*argv, "canary-key-5d1e"], capture_output=True, text=True, timeout=60, env=env)
+    assert made.returncode == 0, made.stderr
+    text = inventory_of(shared, n1={"ansible_connection": "local"})
+    vaulted = text + "    megamoe_api_key: " + made.stdout.replace("\n", "\n    ").rstrip() + "\n"
+    missing = play(tmp_path, "site.yml", vaulted)
+    assert missing.returncode != 0
+    assert "n1: the value of megamoe_api_key cannot be read" in missing.stdout and "--ask-vault-pass" in missing.stdout
+    undefined = play(tmp_path, "site.yml", inventory_of({**shared, "megamoe_api_key": "{{ vault_key }}"},
+                                                        n1={"ansible_connection": "local"}))  # fmt: skip
+    assert undefined.returncode != 0
+    assert "megamoe_api_key cannot be read" in undefined.stdout and "ansible-vault create" in undefined.stdout

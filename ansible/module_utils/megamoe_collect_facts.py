@@ -1,0 +1,1 @@
+../../scripts/megamoe/preflight/collect_facts.py
