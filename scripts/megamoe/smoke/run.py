@@ -127,7 +127,10 @@ def _identity(
 ) -> tuple[str, str, dict[str, Any]]:
     from megamoe.version.identity import LOCK_PATH
 
-    return judge_identity(evidence, inspection, image, LOCK_PATH)
+    try:
+        return judge_identity(evidence, inspection, image, LOCK_PATH)
+    except Problem as problem:  # a stack lock that cannot be read must not hide what the other checks see
+        return "fail", problem.reasons[0].what, {}
 
 
 def _same_server(http: Any, started: float | None) -> tuple[str, str]:

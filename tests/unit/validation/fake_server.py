@@ -131,6 +131,9 @@ class Handler(BaseHTTPRequestHandler):
         if server.fault == "drop_2" and server.asked % 50 == 0:
             self._send(502, {"error": {"message": "bad gateway"}})
             return
+        if server.fault == "cut_2" and server.asked % 50 == 0:
+            self.close_connection = True  # a proxy that drops the connection without a word
+            return
         if server.fault == "5xx" and server.asked % 20 == 0:
             self._send(500, {"error": {"message": "boom"}})
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from fake_server import FakeServer
 from megamoe.gsm8k.run import harness_python
 from megamoe_atom.problem import Problem
 
+ROOT = Path(__file__).resolve().parents[3]
 CANARY = "sk-canary-0123456789"
 
 
@@ -101,14 +103,19 @@ def test_sixteen_percent_empty_answers_are_no_evidence(tmp_path: Path, questions
 
 
 @pytest.mark.parametrize(
-    ("allowed", "code"), [pytest.param(0.05, 0, id="policy allows 5 %"), pytest.param(0.005, 5, id="0.5 %")]
+    ("fault", "cause", "allowed", "code"),
+    [
+        pytest.param("drop_2", "HTTP 502", 0.03, 0, id="502, policy allows 3 %"),
+        pytest.param("cut_2", "ServerDisconnectedError", 0.005, 5, id="cut connections, policy allows 0.5 %"),
+    ],
 )
 def test_a_proxy_that_drops_two_percent_is_counted_and_judged(
-    tmp_path: Path, questions: tuple[Path, dict[str, str]], allowed: float, code: int
+    tmp_path: Path, questions: tuple[Path, dict[str, str]], fault: str, cause: str, allowed: float, code: int
 ) -> None:
-    found, out, _ = validate(FakeServer(questions[1], "drop_2"), questions[0], tmp_path / "run", max_retry_rate=allowed)
+    found, out, _ = validate(FakeServer(questions[1], fault), questions[0], tmp_path / "run", max_retry_rate=allowed)
     assert found == code and "TRANSPORT_RETRIES" in [f["code"] for f in out["findings"]]
-    assert out["data"]["requests"]["causes"] == {"HTTP 502": out["data"]["requests"]["retried"]}
+    requests = out["data"]["requests"]
+    assert requests["retried"] == 2 and requests["causes"] == {cause: 2}
 
 
 def test_a_server_restarted_within_the_run_is_no_evidence(
@@ -142,3 +149,58 @@ def test_an_unfinished_run_is_resumed_and_asks_only_what_is_missing(
     server.asked = 0
     code, out, _ = validate(server, questions[0], tmp_path / "run")
     assert (code, server.asked, out["data"]["run_id"]) == (0, 70, record["run_id"])
+
+
+def test_an_interrupted_run_is_kept_and_marked_partial(tmp_path: Path, questions: tuple[Path, dict[str, str]]) -> None:
+    server = FakeServer(questions[1], "slow")
+    out = tmp_path / "run"
+    policy = tmp_path / "p.json"
+    rules = {
+        "task": "gsm8k",
+        "metric": "exact_match,flexible-extract",
+        "floor": 0.6,
+        "n_required": 120,
+        "num_fewshot": 3,
+    }
+    policy.write_text(json.dumps(rules))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "megamoe", "gsm8k", server.url, "--dataset", str(questions[0]), "--out", str(out),
+         "--policy", str(policy), "--concurrency", "4", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    while server.asked < 30:
+        time.sleep(0.05)
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 130 and json.loads(said)["status"] == "error"
+    assert json.loads((out / "run.json").read_text())["status"] == "partial"
+    assert len((out / "journal.jsonl").read_text().splitlines()) >= 20
+    code, verdict, _ = megamoe("gate", "--policy", str(policy), "--result", str(out), "--run", str(out / "run.json"))
+    assert code == 5 and "RUN_PARTIAL" in [f["code"] for f in verdict["findings"]]
+
+
+def test_validate_runs_all_four_steps_and_ends_with_one_code(
+    tmp_path: Path, questions: tuple[Path, dict[str, str]]
+) -> None:
+    policy = tmp_path / "p.json"
+    rules = {
+        "task": "gsm8k",
+        "metric": "exact_match,flexible-extract",
+        "floor": 0.6,
+        "n_required": 120,
+        "num_fewshot": 3,
+    }
+    policy.write_text(json.dumps(rules))
+    out = tmp_path / "out"
+    done = subprocess.run(
+        ["bash", str(ROOT / "scripts/validate.sh"), FakeServer(questions[1]).url, "--dataset", str(questions[0]),
+         "--policy", str(policy), "--out", str(out), "--concurrency", "8", "--max-model-len", "9472"],
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads((out / "report.json").read_text())
+    assert [s["command"] for s in said["sections"]] == ["smoke", "gsm8k", "gate"] and said["status"] == "warn"
+    assert said["provenance"]["command"][:2] == ["megamoe", "gsm8k"] and said["provenance"]["dataset_sha256"]
+    assert (out / "junit.xml").exists() and (out / "report.md").exists() and "gate: pass" in done.stdout

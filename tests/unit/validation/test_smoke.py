@@ -191,6 +191,15 @@ def test_a_container_of_another_image_than_planned_fails(tmp_path: Path) -> None
     assert "3333" in detail(bad, "labels and versions") and "1111" in detail(bad, "labels and versions")
 
 
+def test_a_broken_stack_lock_fails_its_check_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock.json").write_text("{broken")
+    monkeypatch.setattr("megamoe.version.identity.LOCK_PATH", tmp_path / "lock.json")
+    outcome = smoke(FakeServer())
+    assert states(outcome)["labels and versions"] == "fail" and states(outcome)["known answer"] == "pass"
+
+
 def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "passed", only: int | None = None) -> None:
     """What the adapter's own writer leaves, so that reader and writer cannot drift apart."""
     for rank in range(ranks if only is None else only):
