@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,7 @@ def install_mori(heap: Heap) -> None:
         setattr(device, name, function)
     mori.shmem, mori.ir, ir.flydsl = shmem, ir, device  # type: ignore[attr-defined]
     for module in (mori, shmem, ir, device):
+        module.__spec__ = ModuleSpec(module.__name__, None)  # ATOM asks importlib whether mori is installed
         sys.modules[module.__name__] = module
 
 
