@@ -15,6 +15,7 @@ from megamoe_atom.problem import Exit, Problem
 from megamoe.text_input import display_name
 
 CHUNK = 1 << 20
+_HOLE = bytes(CHUNK)  # logrotate's copytruncate leaves gigabytes of NULs before the first line
 LINE_MAX = 1 << 20  # a longer "line" is binary; it is cut, so that memory stays constant
 
 
@@ -73,6 +74,8 @@ def chunks(path: str) -> Iterator[bytes]:
             if not block:
                 break
             some = True
+            if block == _HOLE:
+                continue
             cut = block.rfind(b"\n") + 1
             if not cut:
                 rest += block
