@@ -13,7 +13,7 @@ from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files
 from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe_atom.settings import Settings, parse
 from megamoe_atom.status import RankStatus, StatusWriter
-from megamoe_atom.support import SupportInputs, of_layer, reasons_against, require_supported
+from megamoe_atom.support import SupportInputs, of_edits, of_layer, reasons_against, require_supported
 
 if TYPE_CHECKING:
     from megamoe_atom.experts import Geometry
@@ -35,15 +35,12 @@ def support_inputs(
         quant=geometry.quant,
         mtpr=geometry.mtpr,
         max_num_batched_tokens=int(layer.moe_config.max_num_tokens),
-        kernel_has_swiglu_limit=geometry.swiglu_limit > 0,
         accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
         arch=str(gpu.gcnArchName).split(":")[0],
         flydsl_version=importlib.metadata.version("flydsl"),
         cu_count=int(gpu.multi_processor_count),
-        fixed_slot_race_closed={kernel_edits.PUBLISH_ORDER, kernel_edits.PAYLOAD_WAIT} <= edits,
-        xcd_guard_closed=kernel_edits.XCD_GUARD in edits,
     )
-    return of_layer(_of_config(launch, config, settings), layer, method)
+    return of_layer(_of_config(of_edits(launch, edits), config, settings), layer, method)
 
 
 def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> SupportInputs:

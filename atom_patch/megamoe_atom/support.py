@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megamoe_atom import limits
+from megamoe_atom import kernel_edits, limits
 from megamoe_atom.problem import Exit, Problem, Reason
 
 FLYDSL_VERSIONS = ("0.2.2", "0.2.3", "0.2.4")
@@ -117,6 +117,16 @@ def of_layer(launch: SupportInputs, layer: Any, method: Any) -> SupportInputs:
         router_weight_on_input=bool(layer.apply_router_weight_on_input),
         static_input_scales=bool(method.static_input_scales),
         swiglu_limit=float(getattr(layer, "swiglu_limit", 0.0) or 0.0),
+    )
+
+
+def of_edits(launch: SupportInputs, edits: frozenset[str]) -> SupportInputs:
+    """`launch` on kernels that carry these edits."""
+    return replace(
+        launch,
+        kernel_has_swiglu_limit=kernel_edits.SWIGLU_LIMIT in edits,
+        fixed_slot_race_closed={kernel_edits.PUBLISH_ORDER, kernel_edits.PAYLOAD_WAIT} <= edits,
+        xcd_guard_closed=kernel_edits.XCD_GUARD in edits,
     )
 
 

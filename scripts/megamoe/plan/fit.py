@@ -114,6 +114,8 @@ FIXERS: dict[str, Fixer] = {
     "seqs_above_tokens": _seqs,
     "graph_size": _set("args.cudagraph_capture_sizes", REMOVE),
     "mtp_tokens": _set("args.num_speculative_tokens", 3),
+    "mega_fixed_slot": _drop_env("MEGAMOE_WITHOUT_EDITS"),
+    "mega_swiglu_limit": _drop_env("MEGAMOE_WITHOUT_EDITS"),
     "mega_dummy_routing": _set("args.load_dummy", REMOVE),
     "env_contract": _contract,
     "env_contract_missing": _contract,

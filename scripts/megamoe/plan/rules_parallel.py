@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from megamoe_atom.problem import Problem
 from megamoe_atom.settings import Settings, parse
-from megamoe_atom.support import SupportInputs, reasons_against
+from megamoe_atom.support import SupportInputs, of_edits, reasons_against
 
-from megamoe.envelope import Severity
 from megamoe.plan.effective import tokens_per_rank
 from megamoe.plan.rule import Context, Hit, key, refuse, warn
 
@@ -24,6 +23,9 @@ ADAPTER_READS = (
     "ATOM_USE_TRITON_MOE",
     "ATOM_USE_TRITON_MOE_DECODE",
     "COMPILE_ONLY",
+    "MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT",
+    "MEGAMOE_ASYNC_COPY",
+    "MEGAMOE_WITHOUT_EDITS",
 )
 
 
@@ -64,7 +66,6 @@ class Told:
     code: str
     fix: str
     keys: tuple[str, ...]
-    severity: Severity = "error"
 
 
 _STANDARD = ", or args.moe_backend: standard"
@@ -99,12 +100,16 @@ FROM_SUPPORT = {
         "mega_weights", "use the mxfp4 checkpoint" + _STANDARD, ("model.weights", "args.moe_backend")
     ),
     "arch": Told("arch", "set args.moe_backend: standard, or use MI355X", ("gpu.arch", "args.moe_backend")),
-    # The plan sees an image's digest, not its kernels; the start looks at the kernels and refuses the unedited ones.
+    # The start refuses kernels whose edits are not those that DEPLOY's environment asks for, so these are known here.
     "fixed_slot": Told(
         "mega_fixed_slot",
-        "use more tokens per rank, unless the image carries the edited kernels",
-        ("args.max_num_batched_tokens", "model.profile", "args.tensor_parallel", "args.data_parallel"),
-        "warn",
+        "use more tokens per rank, or leave the edits publish_order and payload_wait in (env.MEGAMOE_WITHOUT_EDITS)",
+        ("env.MEGAMOE_WITHOUT_EDITS", "args.max_num_batched_tokens", "model.profile", "args.tensor_parallel"),
+    ),
+    "swiglu_limit": Told(
+        "mega_swiglu_limit",
+        'leave the edit swiglu_limit in (env.MEGAMOE_WITHOUT_EDITS), or set env.MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT: "1"',
+        ("env.MEGAMOE_WITHOUT_EDITS", "env.MEGAMOE_ACCEPT_NO_SWIGLU_LIMIT", "model.profile"),
     ),
 }
 """Rows of support.py that DEPLOY decides and that this module says."""
@@ -141,6 +146,7 @@ def support_inputs(c: Context) -> SupportInputs:
         mtpr=env.mtpr or tokens,
         max_num_batched_tokens=tokens,
         swiglu_limit=c.profile.swiglu_limit,
+        accept_no_swiglu_limit=env.accept_no_swiglu_limit,
         shmem_mode=env.shmem_mode,
         heap_bytes=env.heap_bytes,
         triton_moe=env.triton_moe,
@@ -149,7 +155,8 @@ def support_inputs(c: Context) -> SupportInputs:
     )
     if not c.on_gpu:  # one process simulates the ranks in plain torch: no peer, no heap, no kernel
         return replace(launch, dp_size=max(2, ranks), fixed_slot_race_closed=True)
-    return replace(launch, dp_size=ranks, dp_attention=a.enable_dp_attention, arch=c.deploy.gpu.arch)
+    launch = replace(launch, dp_size=ranks, dp_attention=a.enable_dp_attention, arch=c.deploy.gpu.arch)
+    return of_edits(launch, env.kernel_edits)
 
 
 def mega_support(c: Context) -> Iterator[Hit]:
@@ -160,7 +167,7 @@ def mega_support(c: Context) -> Iterator[Hit]:
         told = FROM_SUPPORT.get(reason.code)
         if told is not None:
             what = f"{reason.what}, with args.moe_backend: mega"
-            yield Hit(told.code, told.severity, what, reason.why, told.fix, key(*told.keys))
+            yield Hit(told.code, "error", what, reason.why, told.fix, key(*told.keys))
 
 
 def adapter_settings(c: Context) -> Iterator[Hit]:
