@@ -110,14 +110,14 @@ def haproxy_server(state: dict[str, Any], args: Args) -> Args:
     config = state["files"].get("/etc/haproxy/haproxy.cfg", "")
     if f"server {args['server']} " not in config:
         return {"present": False, "sessions": 0}
-    now = state["haproxy"].get(args["server"], "drain" if f"{args['server']} disabled" in config else "ready")
+    found = re.search(rf"server {re.escape(args['server'])} \S+ check( disabled)?", config)
+    now = state["haproxy"].get(args["server"], "drain" if found is not None and found[1] else "ready")
     if args["state"] == "look":
         return {"status": "UP" if now == "ready" else "MAINT", "sessions": 0}
-    found = re.search(rf"server {re.escape(args['server'])} \S+ check( disabled)?", config)
     if args["state"] == "ready" and found is not None and found[1]:
         return {"failed": True, "msg": "ready at run time, disabled in the file: a restart would lose the node"}
     state["haproxy"][args["server"]] = args["state"]
-    changed = now != args["state"] and not (now == "drain" and args["state"] == "drain")
+    changed = now != args["state"]
     if changed:
         state["log"].append([args["state"], args["server"], time.time()])
     return {"changed": changed, "sessions": 0, "status": "UP" if args["state"] == "ready" else "DRAIN"}
