@@ -2,10 +2,12 @@
 
     code object --elf.py--> machine code --decode.py--> instructions --machine/--> memory
 
-* `elf.py`      a code object as bytes in, kernels with their metadata and machine code out; refuses what it cannot vouch for
+* `elf.py`      a code object as bytes in, kernels with their metadata and machine code out; refuses what it cannot
+vouch for
 * `decode.py`   machine code -> `Instruction`s; an unknown opcode, operand or modifier is an error, never a guess
 * `isa/`        one module per instruction family; each opcode stands there once: its number, its operands, its meaning
-* `machine/`    the C core made from `isa/` and the system compiler: waves, LDS, memory, schedules, late completion, checks
+* `machine/`    the C core made from `isa/` and the system compiler: waves, LDS, memory, schedules, late completion,
+checks
 * `bundle.py`   launches on disk (below)
 * `execute.py`  runs a bundle, or one step of it, under a schedule
 * `judge.py`    compares memory with what the bundle expects

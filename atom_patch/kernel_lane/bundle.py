@@ -93,7 +93,8 @@ class Bundle:
             raise _bad(
                 "bundle_format",
                 path,
-                f"has format {body.get('format')!r} version {body.get('version')!r}, this lane reads {FORMAT!r} {VERSION}",
+                f"has format {body.get('format')!r} version {body.get('version')!r}, "
+                f"this lane reads {FORMAT!r} {VERSION}",
             )
         missing = [k for k in ("case", "ranks", "buffers", "steps") if k not in body]
         if missing:

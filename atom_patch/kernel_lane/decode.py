@@ -1,6 +1,7 @@
 """Machine code -> instructions. Whatever is not wholly understood is refused with its address and its bits.
 
-Operand codes, one number space: 0..101 SGPR, 106/107 VCC, 124 M0, 126/127 EXEC, 128..208 small integers, 240..248 floats,
+Operand codes, one number space: 0..101 SGPR, 106/107 VCC, 124 M0, 126/127 EXEC, 128..208 small integers, 240..248
+floats,
 253 SCC, 255 the literal dword, 256 + n VGPR n, 512 + n AGPR n. A register operand of several words names its first.
 Source of the bit layouts: AMD "CDNA3 ISA" chapter "Microcode formats" and LLVM 22 (llvm-mc --mcpu=gfx950, bit by bit).
 """
@@ -21,7 +22,8 @@ VCC, M0, EXEC = 106, 124, 126
 CLAMPED = 1024  # added to the VOP3 number of an opcode that is clamped (isa/vector.py)
 FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0, 248: 0.15915494}
 _SCALARS = {*range(102), 106, 107, 124, 126, 127, *range(128, 209), *FLOATS, 253, LITERAL}
-_DPP_CONTROLS = {*range(0x100), *range(0x101, 0x110), *range(0x111, 0x120), *range(0x121, 0x130), 0x140, 0x141, 0x142, 0x143,
+_DPP_CONTROLS = {*range(0x100), *range(0x101, 0x110), *range(0x111, 0x120), *range(0x121, 0x130), 0x140, 0x141, 0x142,
+0x143,
                  *range(0x150, 0x160)}  # fmt: skip
 
 
@@ -112,7 +114,8 @@ class _Reader:
             "unknown_instruction",
             what=f"instruction at {self.pc:#x} ({bits}): {why}",
             why="the lane executes only what it knows exactly; a guess would make its proofs worthless",
-            fix="compare llvm-objdump --mcpu=gfx950 -d; if the instruction is right, add it to kernel_lane/isa with its test",
+            fix="compare llvm-objdump --mcpu=gfx950 -d; "
+            "if the instruction is right, add it to kernel_lane/isa with its test",
             exit_code=Exit.REFUSED,
         )
 

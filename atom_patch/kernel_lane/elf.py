@@ -22,7 +22,8 @@ _NOTE_METADATA = 32
 # Metadata of a kernel that this lane understands; a key beyond these changes a meaning we do not know.
 _KERNEL_KEYS = {
     ".args", ".name", ".symbol", ".kernarg_segment_size", ".kernarg_segment_align", ".group_segment_fixed_size",
-    ".private_segment_fixed_size", ".sgpr_count", ".sgpr_spill_count", ".vgpr_count", ".vgpr_spill_count", ".agpr_count",
+    ".private_segment_fixed_size", ".sgpr_count", ".sgpr_spill_count", ".vgpr_count", ".vgpr_spill_count",
+    ".agpr_count",
     ".max_flat_workgroup_size", ".wavefront_size", ".uses_dynamic_stack", ".uniform_work_group_size", ".language",
     ".language_version", ".reqd_workgroup_size", ".workgroup_processor_mode", ".kind", ".workgroup_size_hint",
 }  # fmt: skip
@@ -49,7 +50,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: its entry (address in the code), registers, LDS and arguments; sizes in bytes, counts as in metadata."""
+    """One kernel: its entry (address in the code), registers, LDS and arguments; sizes in bytes, counts as in
+    metadata."""
 
     name: str
     entry: int
@@ -138,7 +140,16 @@ def read(data: bytes, *, name: str = "code object") -> CodeObject:
     """
     try:
         return _read(data, name)
-    except (struct.error, IndexError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+    except (
+        struct.error,
+        IndexError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        RecursionError,
+    ) as error:
         raise _bad(
             "elf_truncated",
             f"{name} ({len(data)} bytes) does not hold what its headers announce: {type(error).__name__} {error}",
@@ -275,8 +286,8 @@ def _kernel(
         s for s in sections if s["address"] <= at < s["address"] + s["size"] and s["type"] != 0 and s["address"]
     )
     descriptor = data[home["offset"] + at - home["address"] :][:64]
-    lds, scratch, kernarg_size, _r0, entry_offset = struct.unpack_from("<IIIIq", descriptor, 0)
-    rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", descriptor, 44)
+    lds, scratch, kernarg_size, _, entry_offset = struct.unpack_from("<IIIIq", descriptor, 0)
+    rsrc3, _, rsrc2, properties, preload = struct.unpack_from("<IIIHH", descriptor, 44)
     entry, size = symbols[m[".name"]]
     if at + entry_offset != entry:
         raise _bad(

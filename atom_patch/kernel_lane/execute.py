@@ -26,6 +26,7 @@ class StepRun:
     names: list[str]
     outcome: Outcome
     seconds: float
+    cpu_seconds: float
 
 
 @dataclass(slots=True)
@@ -45,6 +46,11 @@ class Run:
     @property
     def seconds(self) -> float:
         return sum(s.seconds for s in self.steps)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the machine alone: what a shared host does not distort."""
+        return sum(s.cpu_seconds for s in self.steps)
 
     @property
     def findings(self) -> list[Finding]:
@@ -110,12 +116,14 @@ class Executor:
                 for w in writes:
                     w.buffer.data[w.offset : w.offset + len(w.content)] = np.frombuffer(w.content, np.uint8)
                 continue
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             outcome = machine.run(
                 starts, list(buffers.values()), replace(schedule, seed=schedule.seed + 1000 * index),
                 writes=writes, sync=sync, discover=discover,
             )  # fmt: skip
-            result.steps.append(StepRun(index, [s.name for s in starts], outcome, time.perf_counter() - began))
+            result.steps.append(
+                StepRun(index, [s.name for s in starts], outcome, time.perf_counter() - began, time.thread_time() - cpu)
+            )
             if outcome.stop:
                 result.stop = (
                     f"{outcome.stop} in {outcome.stop_kernel} (rank {outcome.stop_rank}, pc {outcome.stop_pc:#x})"

@@ -1,4 +1,5 @@
-"""A bundle under many schedules, with the machine's checks on: what depends on luck, and which accesses are to blame."""
+"""A bundle under many schedules, with the machine's checks on: what depends on luck, and which accesses are to
+blame."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from kernel_lane.machine.schedule import Schedule
 _SEEDED = ("random", "late", "scatter", "flag", "stall", "slow")
 _POISONS = (0xA5, 0xFF, 0x00)
 _FIX = {
-    "unordered_read": "the writer must wait for its stores (s_waitcnt vmcnt(0)) before the barrier or flag that announces them",
+    "unordered_read": "the writer must wait for its stores (s_waitcnt vmcnt(0)) "
+    "before the barrier or flag that announces them",
     "unordered_write": "order the writers by a barrier, a flag or distinct places",
     "lds_early": "wait for the copy to LDS (vmcnt) before the barrier that lets other waves read it",
     "barrier_dma": "wait for the copy to LDS (vmcnt) before the barrier",
@@ -47,7 +49,8 @@ class Report:
 
 
 def examine(executor: Executor, plan: Sequence[Schedule], seeds: int) -> Report:
-    """Runs the plan. Each seed also takes another poison for registers, LDS and undefined memory: an output that depends
+    """Runs the plan. Each seed also takes another poison for registers, LDS and undefined memory: an output that
+    depends
     on a value nobody wrote differs from the expectation under one of them.
 
     A run whose output is wrong, or that stops, is a fault; so is a finding of kind judge.FAULTS. Unordered reads and
@@ -80,7 +83,8 @@ def examine(executor: Executor, plan: Sequence[Schedule], seeds: int) -> Report:
             for d in wrong if not run.stop else ():
                 report.verdicts.append(Verdict(
                     "output_differs", True,
-                    f"under {checked} {d.name} differs in {d.differing} of {d.total} values, relative L2 {d.relative:.3g}",
+                    f"under {checked} {d.name} differs in {d.differing} of "
+                        f"{d.total} values, relative L2 {d.relative:.3g}",
                     "the result depends on timing or on memory that nobody wrote: a race",
                     "the notes below name the accesses that were out of order"))  # fmt: skip
     for f, schedules, with_wrong_output in seen.values():

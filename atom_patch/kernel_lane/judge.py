@@ -15,7 +15,8 @@ from kernel_lane.machine import Finding
 # Findings that are a fault of the kernel whatever the output says. The others are notes: reads whose value nothing
 # uses (padding rows, masked lanes) look the same as reads that matter, and only the output can tell.
 FAULTS = {
-    "write_past_end", "unmapped", "freed", "misaligned", "write_readonly", "register_early", "barrier_missed", "lds_bounds",
+    "write_past_end", "unmapped", "freed", "misaligned", "write_readonly", "register_early", "barrier_missed",
+    "lds_bounds",
     "unordered_write",
 }  # fmt: skip
 WHY = {

@@ -1,4 +1,5 @@
-"""A case's layer as plain arrays: weights and inputs by formula or from a golden file, and what the reference computes."""
+"""A case's layer as plain arrays: weights and inputs by formula or from a golden file, and what the reference
+computes."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from kernel_lane.decode import AGPR, FLOATS, LITERAL, VGPR, Instruction
 
 _NAMES = {106: "vcc_lo", 107: "vcc_hi", 124: "m0", 126: "exec_lo", 127: "exec_hi", 253: "src_scc"}
 _PAIRS = {106: "vcc", 126: "exec"}
+_UNUSED = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")
 _SELECT = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
 
 
@@ -67,7 +68,7 @@ def text(i: Instruction) -> str:
         tail += _dpp(i)
     if i.sdwa:
         if op.encoding != "VOPC":
-            tail += f" dst_sel:{_SELECT[i.sdwa.dst]} dst_unused:{('UNUSED_PAD', 'UNUSED_SEXT', 'UNUSED_PRESERVE')[i.sdwa.unused]}"
+            tail += f" dst_sel:{_SELECT[i.sdwa.dst]} dst_unused:{_UNUSED[i.sdwa.unused]}"
         tail += f" src0_sel:{_SELECT[i.sdwa.src0]}" + (f" src1_sel:{_SELECT[i.sdwa.src1]}" if len(op.reads) > 1 else "")
     if name.endswith("_clamp"):
         name, tail = name.removesuffix("_clamp"), tail + " clamp"

@@ -56,7 +56,8 @@ def code_object(p: Parts) -> bytes:
     text_at = 0x1000
     kernel = {
         ".name": p.name, ".symbol": f"{p.name}.kd", ".kernarg_segment_size": p.kernarg, ".kernarg_segment_align": 8,
-        ".group_segment_fixed_size": p.lds, ".private_segment_fixed_size": p.scratch, ".sgpr_count": 32, ".vgpr_count": p.vgprs,
+        ".group_segment_fixed_size": p.lds, ".private_segment_fixed_size": p.scratch, ".sgpr_count": 32,
+        ".vgpr_count": p.vgprs,
         ".max_flat_workgroup_size": 1024, ".wavefront_size": 64,
         ".args": [{".offset": n, ".size": 8, ".value_kind": "global_buffer"} for n in range(0, p.kernarg, 8)],
     } | p.metadata  # fmt: skip

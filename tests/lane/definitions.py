@@ -5,6 +5,7 @@ unsigned integers; keyword `old` is the destination's content, `cin` the carry, 
 It returns the result, or (result, carry) where there is one; comparisons return 0 or 1.
 """
 
+# ruff: noqa: E501 - a table: one opcode per line
 from __future__ import annotations
 
 import math
@@ -272,7 +273,6 @@ LANE: dict[str, Callable[..., Any]] = {
     "v_max_i16": lambda a, b: h(max(signed(a, 16), signed(b, 16))), "v_min_i16": lambda a, b: h(min(signed(a, 16), signed(b, 16))),
     "v_sub_u32_clamp": lambda a, b: max(a - b, 0),
     "v_add_u32": lambda a, b: (a + b) & M32, "v_sub_u32": lambda a, b: (a - b) & M32, "v_subrev_u32": lambda a, b: (b - a) & M32,
-    "v_sub_u32_clamp": lambda a, b: max(0, a - b),
     "v_fmac_f32": lambda a, b, old: FMA(a, b, old), "v_fmamk_f32": lambda a, b, k: FMA(a, k, b), "v_fmaak_f32": lambda a, b, k: FMA(a, b, k),
     "v_mad_i32_i24": lambda a, b, c: (s24(a) * s24(b) + c) & M32,
     "v_mad_u32_u24": lambda a, b, c: ((a & 0xFFFFFF) * (b & 0xFFFFFF) + c) & M32,
@@ -328,7 +328,7 @@ def compare(name: str) -> Callable[[int, int], int]:
     if relation in ("o", "u"):
         return lambda a, b: int((is_nan(a) or is_nan(b)) == (relation == "u"))
     if relation == "neq":
-        return lambda a, b: int(not view(a) == view(b))
+        return lambda a, b: int(view(a) != view(b))
     if relation[0] == "n" and relation != "ne":
         return lambda a, b: int(not _RELATION[relation[1:]](view(a), view(b)))
     return lambda a, b: int(_RELATION[relation](view(a), view(b)))
@@ -349,6 +349,10 @@ def _pick(better: Callable[[int, int], bool]) -> Callable[..., tuple[int | None,
 
 def _save(operate: Callable[[int, int], int]) -> Callable[..., tuple[int | None, int, int]]:
     return lambda a, b, scc, k, old, ex: (ex, int(operate(a, ex) & M64 != 0), operate(a, ex) & M64)
+
+
+def _shift_add(n: int) -> Callable[..., tuple[int | None, int, int]]:
+    return lambda a, b, scc, k, old, ex: (((a << n) + b) & M32, int((a << n) + b > M32), ex)
 
 
 def _overflow(value: int) -> int:
@@ -378,7 +382,7 @@ SCALAR: dict[str, Callable[..., tuple[int | None, int, int]]] = {
     "s_mul_hi_i32": lambda a, b, scc, k, old, ex: (signed(a) * signed(b) >> 32 & M32, scc, ex),
     "s_bfe_u32": _logic(lambda a, b: field(a, b % 32, min(b >> 16 & 127, 32)), 32),
     "s_bfe_i32": _logic(lambda a, b: signed_field(a, b % 32, min(b >> 16 & 127, 32)), 32),
-    **{f"s_lshl{n}_add_u32": (lambda n: lambda a, b, scc, k, old, ex: (((a << n) + b) & M32, int((a << n) + b > M32), ex))(n) for n in (1, 2, 3, 4)},
+    **{f"s_lshl{n}_add_u32": _shift_add(n) for n in (1, 2, 3, 4)},
     "s_pack_ll_b32_b16": lambda a, b, scc, k, old, ex: (h(a) + (h(b) << 16), scc, ex),
     "s_mov_b32": lambda a, b, scc, k, old, ex: (a, scc, ex), "s_mov_b64": lambda a, b, scc, k, old, ex: (a, scc, ex),
     "s_not_b32": _logic(lambda a, b: ~a, 32), "s_not_b64": _logic(lambda a, b: ~a, 64),

@@ -52,15 +52,19 @@ def write(folder: Path, code: bytes | None = None, **parts: Any) -> Path:
             ("flag", {"fill": 0}, 4),
             ("out", {"undefined": True}, size),
         ):
-            writer.buffers.append({"name": f"r{rank}.{name}", "rank": rank, "bytes": size_here, "dtype": "float32", "shape": [size_here // 4],
+            writer.buffers.append({"name": f"r{rank}.{name}", "rank": rank, "bytes": size_here, "dtype": "float32",
+            "shape": [size_here // 4],
                                    "align": 256, "init": init, "pointers": []})  # fmt: skip
     launches = []
     for rank in range(2):
         names = [f"r{rank}.x", f"r{1 - rank}.in", f"r{rank}.in", f"r{1 - rank}.flag", f"r{rank}.flag", f"r{rank}.out"]
-        launches.append({"rank": rank, "name": "ours", "kernel": "ours", "code": file, "grid": [BLOCKS, 1, 1], "block": [THREADS, 1, 1],
-                         "dynamic_lds": 0, "kernarg": bytes(48).hex(), "pointers": [[8 * n, b, 0] for n, b in enumerate(names)]})  # fmt: skip
+        launches.append({"rank": rank, "name": "ours", "kernel": "ours", "code": file, "grid": [BLOCKS, 1, 1],
+        "block": [THREADS, 1, 1],
+                         "dynamic_lds": 0, "kernarg": bytes(48).hex(), "pointers": [[8 * n, b, 0] for n,
+                         b in enumerate(names)]})  # fmt: skip
     writer.steps.append({"launches": launches})
-    writer.steps.append({"expect": [{"name": f"out.rank{r}", "buffer": f"r{r}.out", "offset": 0, "file": writer.data(expected(r).tobytes()),
+    writer.steps.append({"expect": [{"name": f"out.rank{r}", "buffer": f"r{r}.out", "offset": 0,
+    "file": writer.data(expected(r).tobytes()),
                                      "dtype": "float32"} for r in range(2)]})  # fmt: skip
     writer.close({"name": "own kernel"}, 2)
     return folder

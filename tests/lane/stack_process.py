@@ -106,9 +106,13 @@ def make_batches() -> list[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     for tokens in STEPS:
         row = []
         for n in tokens:
-            ids = torch.stack([torch.randperm(CASE.experts, generator=g)[: CASE.topk] for _ in range(n)]).to(torch.int32)
+            ids = torch.stack([torch.randperm(CASE.experts, generator=g)[: CASE.topk] for _ in range(n)]).to(
+                torch.int32
+            )
             weights = torch.rand((n, CASE.topk), generator=g) + 0.1
-            row.append((torch.randn((n, CASE.hidden), generator=g).bfloat16(), ids, weights / weights.sum(-1, keepdim=True)))
+            row.append(
+                (torch.randn((n, CASE.hidden), generator=g).bfloat16(), ids, weights / weights.sum(-1, keepdim=True))
+            )
         rows.append(row)
     return rows
 

@@ -38,7 +38,8 @@ def test_every_known_opcode_is_among_the_encodings() -> None:
 
 
 UNKNOWN = {
-    "an opcode of SOP2 that is not listed": 0x9A000000, "scalar operand 125": 0x8000007D, "clamp": 0xD101_8001, "v_cvt_f64_f32": 0x7E002102,
+    "an opcode of SOP2 that is not listed": 0x9A000000, "scalar operand 125": 0x8000007D, "clamp": 0xD101_8001,
+    "v_cvt_f64_f32": 0x7E002102,
     "gds": 0xD86D0000, "scratch": 0xDC504000, "an idxen buffer load": 0xE0502000, "an image instruction": 0xF0000000,
     "s_trap": 0xBF920002, "an scalar load with a register offset": 0xC0004000,
 }  # fmt: skip
@@ -77,8 +78,10 @@ def test_a_code_object_gives_its_kernel_and_code() -> None:
 
 
 @pytest.mark.parametrize(("change", "code"), [
-    ({"machine": 62}, "wrong_arch"), ({"flags": 0x4C}, "wrong_arch"), ({"osabi": 0}, "wrong_arch"), ({"abi": 2}, "code_object_version"),
-    ({"metadata": {".cluster_dims": 2}}, "metadata_unknown"), ({"metadata": {".args": [{".offset": 0, ".size": 8, ".value_kind": "hidden_x"}]}},
+    ({"machine": 62}, "wrong_arch"), ({"flags": 0x4C}, "wrong_arch"), ({"osabi": 0}, "wrong_arch"), ({"abi": 2},
+    "code_object_version"),
+    ({"metadata": {".cluster_dims": 2}}, "metadata_unknown"), ({"metadata": {".args": [{".offset": 0, ".size": 8,
+    ".value_kind": "hidden_x"}]}},
      "metadata_unknown"),
 ])  # fmt: skip
 def test_a_code_object_of_another_kind_is_refused_by_name(change: dict[str, object], code: str) -> None:
@@ -88,7 +91,8 @@ def test_a_code_object_of_another_kind_is_refused_by_name(change: dict[str, obje
 
 
 @pytest.mark.parametrize(("change", "code"), [
-    ({"undefined": ("__ockl_get_num_groups",)}, "undefined_symbol"), ({"scratch": 16}, "scratch"), ({"user_sgprs": 6}, "start_state"),
+    ({"undefined": ("__ockl_get_num_groups",)}, "undefined_symbol"), ({"scratch": 16}, "scratch"), ({"user_sgprs": 6},
+    "start_state"),
     ({"metadata": {".wavefront_size": 32}}, "wavefront"),
 ])  # fmt: skip
 def test_a_kernel_that_the_machine_cannot_start_is_refused_by_name(change: dict[str, object], code: str) -> None:

@@ -123,7 +123,8 @@ def kinds(outcome: Outcome) -> set[str]:
 GOOD, HASTY, READER = program(publisher(wait=True)), program(publisher(wait=False)), program(consumer())
 
 
-@pytest.mark.parametrize("schedule", ["order", "random@1", "random@2", "frozen", "late@1", "late@2", "scatter@3", "flag@1", "stall@1", "slow@5",
+@pytest.mark.parametrize("schedule", ["order", "random@1", "random@2", "frozen", "late@1", "late@2", "scatter@3",
+"flag@1", "stall@1", "slow@5",
                                       "late:fifo+@1", "late:any@4", "late:dma-last@1"])  # fmt: skip
 def test_a_right_publish_is_right_under_every_schedule(schedule: str) -> None:
     outcome, bufs = run(GOOD, READER, schedule=schedule)
@@ -183,10 +184,12 @@ def lds_exchange(*, wait: bool, barrier: bool, dma: bool = False) -> machine.Cod
     """Each wave fills its part of LDS, and reads the other wave's."""
     body = [*pointers(), instruction("v_xor_b32", src=(255, V + 1), dst=V + 9, literal=256)]
     if dma:
-        body += [instruction("s_mov_b64", form="", src=(4,), dst=12), instruction("s_mov_b32", form="", src=(193,), dst=14),
+        body += [instruction("s_mov_b64", form="", src=(4,), dst=12), instruction("s_mov_b32", form="", src=(193,),
+        dst=14),
                  instruction("s_mov_b32", form="", src=(255,), dst=15, literal=0x27000),
                  instruction("v_readfirstlane_b32", src=(V + 1,), dst=124),
-                 instruction("buffer_load_dword", form="", src=(V + 1, -1, 12, 128), flags=frozenset({"offen", "lds"}))]  # fmt: skip
+                 instruction("buffer_load_dword", form="", src=(V + 1, -1, 12, 128), flags=frozenset({"offen",
+                 "lds"}))]  # fmt: skip
     else:
         body += [instruction("ds_write_b32", form="", src=(V + 1, V, -1))]
     body += [WAIT] if wait else []
@@ -213,7 +216,8 @@ def test_two_waves_using_one_lds_word_without_a_barrier_are_seen() -> None:
 
 
 def test_two_waves_writing_one_place_without_order_are_seen() -> None:
-    body = [*pointers(), instruction("v_and_b32", src=(191, V), dst=V + 10), instruction("v_lshlrev_b32", src=(130, V + 10), dst=V + 10),
+    body = [*pointers(), instruction("v_and_b32", src=(191, V), dst=V + 10), instruction("v_lshlrev_b32", src=(130,
+    V + 10), dst=V + 10),
             store(V, 8, V + 10), END]  # fmt: skip
     assert "unordered_write" in kinds(run(program(body), threads=128, check_races=True)[0])
     assert "unordered_write" not in kinds(run(program(body), threads=64, check_races=True)[0])
@@ -247,7 +251,7 @@ def test_a_read_past_the_end_is_named_and_a_far_one_stops(offset: int, kind: str
 
 def test_a_write_past_the_end_stops_the_run_and_names_the_buffer() -> None:
     body = [*pointers(), store(V, 8, offset=1024 - 8), END]
-    outcome, bufs = run(program(body))
+    outcome, _ = run(program(body))
     finding = outcome.findings[-1]
     assert outcome.stop == "fault" and finding.kind == "write_past_end" and finding.buffer == "out"
 
@@ -260,7 +264,8 @@ def test_memory_that_was_given_back_may_not_be_touched() -> None:
 
 
 def test_a_barrier_that_some_waves_never_reach_is_seen() -> None:
-    body = [*pointers(), instruction("v_readfirstlane_b32", src=(V,), dst=20), instruction("s_cmp_eq_u32", form="", src=(20, 128)),
+    body = [*pointers(), instruction("v_readfirstlane_b32", src=(V,), dst=20), instruction("s_cmp_eq_u32", form="",
+    src=(20, 128)),
             instruction("s_cbranch_scc1", form="", target=len(pointers()) + 4), BARRIER, END]  # fmt: skip
     assert "barrier_missed" in kinds(run(program(body), threads=128)[0])
 
@@ -277,7 +282,8 @@ def test_lds_beyond_the_block_is_named() -> None:
 
 def test_more_blocks_than_may_be_resident_run_one_after_another() -> None:
     body = [*pointers(), instruction("v_mov_b32", src=(129,), dst=V + 4),
-            instruction("s_mov_b64", form="", src=(129,), dst=126), instruction("global_atomic_add", form="", src=(V + 2, V + 4, 8)), END]  # fmt: skip
+            instruction("s_mov_b64", form="", src=(129,), dst=126), instruction("global_atomic_add", form="",
+            src=(V + 2, V + 4, 8)), END]  # fmt: skip
     outcome, bufs = run(program(body), grid=500, resident=7)
     assert outcome.stop == "" and int(bufs.out.data.view(np.uint32)[0]) == 500
 

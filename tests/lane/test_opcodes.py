@@ -13,11 +13,15 @@ from kernel_lane.isa import OPCODES
 from kernel_lane.isa.opcode import Opcode
 from numpy.typing import NDArray
 
-EDGES32 = [0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 33, 63, 64, 127, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0xFFFFFF, 0x7FFFFFFF,
+EDGES32 = [0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 33, 63, 64, 127, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0xFFFFFF,
+0x7FFFFFFF,
            0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF, 0x03020100, 0x0C0D0807]  # fmt: skip
-EDGES_F = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x3F000000, 0x3FC00000, 0x40000000, 0x40200000,
-           0x40A00000, 0x40C00000, 0x40BFFFFF, 0x43E00000, 0x43E80000, 0x43E7FFFF, 0x43F00000, 0x4B7FFFFF, 0x4F000000, 0x4F800000,
-           0xCF000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x3C800000, 0x3B000000, 0x3F7F8000, 0x3F808000]  # fmt: skip
+EDGES_F = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x3F000000, 0x3FC00000,
+0x40000000, 0x40200000,
+           0x40A00000, 0x40C00000, 0x40BFFFFF, 0x43E00000, 0x43E80000, 0x43E7FFFF, 0x43F00000, 0x4B7FFFFF, 0x4F000000,
+           0x4F800000,
+           0xCF000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x3C800000, 0x3B000000, 0x3F7F8000,
+           0x3F808000]  # fmt: skip
 LANES = [o for o in OPCODES if o.kind == "lane"]
 SCALARS = [o for o in OPCODES if o.kind == "scalar"]
 
@@ -103,10 +107,8 @@ def lane_case(bench: Bench, op: Opcode, rng: np.random.Generator) -> tuple[bool,
         if has_sdst and mask >> lane & 1 != (carry if active else 0):
             return False, f"lane {lane}: mask bit {mask >> lane & 1}, inputs {[hex(int(o[lane])) for o in operands]}"
         if op.writes and not (same(op, have[lane], value) if active else have[lane] == int(old[lane])):
-            return (
-                False,
-                f"lane {lane}: {have[lane]:#x} for {value:#x}, inputs {[hex(int(o[lane])) for o in operands]}, active {active}",
-            )
+            inputs = [hex(int(o[lane])) for o in operands]
+            return False, f"lane {lane}: {have[lane]:#x} for {value:#x}, inputs {inputs}, active {active}"
     return True, ""
 
 
@@ -120,15 +122,13 @@ def scalar_case(bench: Bench, op: Opcode, rng: np.random.Generator) -> tuple[boo
     bench.wave.scc, bench.exec = scc, execute
     bench.s[40] = old
     bench.step(instruction(op.name, form="", src=tuple(10 + 4 * n for n in range(len(op.reads))), dst=40, imm=k))
-    a, b = (operands + [0, 0])[:2]
+    a, b = [*operands, 0, 0][:2]
     value, want_scc, want_exec = definition(a, b, scc, k, old, execute)
     have = bench.get_s64(40) if op.writes == 2 else int(bench.s[40])
     expected = old if value is None else value
     right = have == expected and bench.wave.scc == want_scc and bench.exec == want_exec
-    return (
-        right,
-        f"{have:#x} scc {bench.wave.scc} for {expected:#x} scc {want_scc}, inputs {[hex(o) for o in operands]} k {k} scc {scc}",
-    )
+    inputs = f"inputs {[hex(o) for o in operands]} k {k} scc {scc}"
+    return right, f"{have:#x} scc {bench.wave.scc} for {expected:#x} scc {want_scc}, {inputs}"
 
 
 def check(op: Opcode, bench: Bench, rounds: int = 6) -> str:
@@ -164,7 +164,8 @@ def test_a_scalar_opcode_does_what_its_second_definition_says(op: Opcode, bench:
     assert check(op, bench) == ""
 
 
-@pytest.mark.parametrize(("code", "value"), [(128, 0), (129, 1), (192, 64), (193, 0xFFFFFFFF), (208, 0xFFFFFFF0), (240, 0x3F000000),
+@pytest.mark.parametrize(("code", "value"), [(128, 0), (129, 1), (192, 64), (193, 0xFFFFFFFF), (208, 0xFFFFFFF0),
+(240, 0x3F000000),
                                              (241, 0xBF000000), (242, 0x3F800000), (245, 0xC0000000), (246, 0x40800000),
                                              (248, 0x3E22F983)])  # fmt: skip
 def test_inline_constants_have_their_values(bench: Bench, code: int, value: int) -> None:

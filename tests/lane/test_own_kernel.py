@@ -89,16 +89,16 @@ def test_run_and_check_speak_the_envelope(bundle: Path, tmp_path: Path) -> None:
     assert command("check", str(bundle), "--schedules", "order,frozen", expect=0)["status"] == "pass"
 
 
+_EACH = "for s in json.load(open(b/'bundle.json'))['steps'] for e in s.get('expect',[])]"
+_START = "import json,sys,shutil,pathlib; b,o=map(pathlib.Path,sys.argv[1:]); "
 RUNNERS = {
     "copies what is expected": (
-        "import json,sys,shutil,pathlib; b,o=map(pathlib.Path,sys.argv[1:]); "
-        "[shutil.copy(b/e['file'],o/(e['name']+'.bin')) for s in json.load(open(b/'bundle.json'))['steps'] for e in s.get('expect',[])]", 0, ""),
+        _START + "[shutil.copy(b/e['file'],o/(e['name']+'.bin')) " + _EACH, 0, ""),
     "writes nothing": ("pass", 5, "result_missing"),
     "fails": ("import sys; sys.exit('no device')", 1, "runner_failed"),
     "writes something else": (
-        "import json,sys,pathlib; b,o=map(pathlib.Path,sys.argv[1:]); "
-        "[(o/(e['name']+'.bin')).write_bytes(bytes((b/e['file']).stat().st_size)) for s in json.load(open(b/'bundle.json'))['steps'] "
-        "for e in s.get('expect',[])]", 1, "output_differs"),
+        _START + "[(o/(e['name']+'.bin')).write_bytes(bytes((b/e['file']).stat().st_size)) " + _EACH,
+        1, "output_differs"),
 }  # fmt: skip
 
 
@@ -138,7 +138,8 @@ SPOILED = {
     "another format": (lambda b, f: b.update(version=99), "bundle_format"),
     "no steps": (lambda b, f: b.pop("steps"), "bundle_format"),
     "a launch without kernarg": (lambda b, f: b["steps"][0]["launches"][0].pop("kernarg"), "bundle_format"),
-    "a pointer outside": (lambda b, f: b["steps"][0]["launches"][0]["pointers"].append([4096, "r0.x", 0]), "bundle_reference"),
+    "a pointer outside": (lambda b, f: b["steps"][0]["launches"][0]["pointers"].append([4096, "r0.x", 0]),
+    "bundle_reference"),
     "an expectation past the end": (lambda b, f: b["steps"][1]["expect"][0].update(offset=99999), "bundle_reference"),
 }  # fmt: skip
 

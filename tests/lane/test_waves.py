@@ -29,7 +29,8 @@ def test_every_wave_and_memory_opcode_is_named_in_this_file() -> None:
 
 
 # Families whose members come from lists in this file: every size by its suffix.
-_FAMILIES = ("buffer_load_", "buffer_store_", "global_load_", "global_store_", "global_atomic_", "ds_read", "ds_write", "s_load_dword",
+_FAMILIES = ("buffer_load_", "buffer_store_", "global_load_", "global_store_", "global_atomic_", "ds_read",
+"ds_write", "s_load_dword",
              "v_permlane")  # fmt: skip
 
 
@@ -68,7 +69,8 @@ def test_permlane_swap_exchanges_odd_rows_of_the_first_with_even_rows_of_the_sec
 
 _DPP = {
     0x0B1: lambda n: n ^ 1, 0x101: lambda n: n + 1 if n % 16 < 15 else None, 0x111: lambda n: n - 1 if n % 16 else None,
-    0x118: lambda n: n - 8 if n % 16 >= 8 else None, 0x123: lambda n: n // 16 * 16 + (n - 3) % 16, 0x140: lambda n: n // 16 * 16 + 15 - n % 16,
+    0x118: lambda n: n - 8 if n % 16 >= 8 else None, 0x123: lambda n: n // 16 * 16 + (n - 3) % 16,
+    0x140: lambda n: n // 16 * 16 + 15 - n % 16,
     0x141: lambda n: n // 8 * 8 + 7 - n % 8, 0x142: lambda n: n // 16 * 16 - 1 if n >= 16 else None,
     0x143: lambda n: 31 if n >= 32 else None, 0x155: lambda n: n // 16 * 16 + 5,
 }  # fmt: skip
@@ -215,7 +217,8 @@ def test_the_scaled_matrix_product_v_mfma_scale_f32_16x16x128_f8f6f4(
         for r in range(4):
             bench.v[60 + r, lane] = d.float_bits(float(c[4 * (lane // 16) + r, lane % 16]))
     bench.exec = 1  # ignored
-    bench.step(instruction("v_mfma_scale_f32_16x16x128_f8f6f4", form="", src=(V, V + 20, V + 60, V + 50, V + 51), dst=A + 8,
+    bench.step(instruction("v_mfma_scale_f32_16x16x128_f8f6f4", form="", src=(V, V + 20, V + 60, V + 50, V + 51),
+    dst=A + 8,
                            opsel=(byte & 1) * 3, opsel_hi=(byte >> 1) * 3, formats=formats))  # fmt: skip
     want = (numbers[0] @ numbers[1].T + c).astype(np.float32)
     have = np.array(
@@ -225,7 +228,8 @@ def test_the_scaled_matrix_product_v_mfma_scale_f32_16x16x128_f8f6f4(
     assert np.array_equal(have, want)
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------
+# ---- memory
+# ------------------------------------------------------------------------------------------------------------
 END = instruction("s_endpgm", form="")
 WAIT = instruction("s_waitcnt", form="", imm=0)
 
@@ -273,11 +277,13 @@ def test_a_load_brings_its_bytes_and_extends_them(kind: str, route: str) -> None
     words = max(1, size // 4)
     body = load_address(2, 0)
     if route == "buffer":
-        body += [instruction("s_mov_b32", form="", src=(193,), dst=12), instruction("s_mov_b32", form="", src=(255,), dst=13, literal=0x27000),
+        body += [instruction("s_mov_b32", form="", src=(193,), dst=12), instruction("s_mov_b32", form="", src=(255,),
+        dst=13, literal=0x27000),
                  instruction(f"buffer_load_{kind}", form="", src=(V + 200, V + 30, 10 - 2, 128), dst=V + 30, offset=12,
                              flags=frozenset({"offen"}))]  # fmt: skip
         # the descriptor must start at a multiple of four: s[8:11] = base, records, word 3
-        body = [*body[:-3], instruction("s_mov_b64", form="", src=(10,), dst=8), instruction("s_mov_b32", form="", src=(193,), dst=10),
+        body = [*body[:-3], instruction("s_mov_b64", form="", src=(10,), dst=8), instruction("s_mov_b32", form="",
+        src=(193,), dst=10),
                 instruction("s_mov_b32", form="", src=(255,), dst=11, literal=0x27000), body[-1]]  # fmt: skip
     elif route == "global with scalar base":
         body += [instruction(f"global_load_{kind}", form="", src=(V + 200, -1, 10), dst=V + 30, offset=12)]
@@ -319,8 +325,10 @@ def test_an_atomic_changes_memory_and_returns_the_old_value(name: str, returns: 
     out, before = Buffer("out", np.zeros(1024, np.uint8)), memory.data.copy()
     wide = "x2" if size == 8 else ""
     flags = frozenset({"sc0"}) if returns else frozenset()
-    body = [*load_address(2, 0), *load_address(4, 8), instruction(f"global_load_dword{wide}", form="", src=(V + 4, -1, -1), dst=V + 30), WAIT,
-            instruction(f"global_atomic_{name}", form="", src=(V + 2, V + 30, -1), dst=V + 32 if returns else -1, flags=flags), WAIT,
+    body = [*load_address(2, 0), *load_address(4, 8), instruction(f"global_load_dword{wide}", form="", src=(V + 4, -1,
+    -1), dst=V + 30), WAIT,
+            instruction(f"global_atomic_{name}", form="", src=(V + 2, V + 30, -1), dst=V + 32 if returns else -1,
+            flags=flags), WAIT,
             *load_address(6, 16)]  # fmt: skip
     if returns:
         body += [instruction(f"global_store_dword{wide}", form="", src=(V + 6, V + 32, -1))]
@@ -336,14 +344,16 @@ def test_scalar_loads_of_every_width_bring_consecutive_words() -> None:
     source, out = Buffer("in", spread(128)), Buffer("out", np.zeros(1024, np.uint8))
     for words in (1, 2, 4, 8, 16):
         body = [*load_address(2, 8), instruction("s_load_dwordx2", form="", src=(0,), dst=10, offset=0), WAIT,
-                instruction(f"s_load_dword{'' if words == 1 else f'x{words}'}", form="", src=(10,), dst=40, offset=8), WAIT]  # fmt: skip
+                instruction(f"s_load_dword{'' if words == 1 else f'x{words}'}", form="", src=(10,), dst=40, offset=8),
+                WAIT]  # fmt: skip
         body += [instruction("v_mov_b32", src=(40 + n,), dst=V + 30) for n in [words - 1]]
         body += [instruction("global_store_dword", form="", src=(V + 2, V + 30, -1))]
         execute(body, source, out)
         assert out.data[:4].tobytes() == source.data[8 + 4 * words - 4 : 8 + 4 * words].tobytes()
 
 
-LDS_WIDTHS = [("b8", "u8", 1), ("b16", "u16", 2), ("b8", "i8", 1), ("b16", "i16", 2), ("b32", "b32", 4), ("b64", "b64", 8), ("b96", "b96", 12),
+LDS_WIDTHS = [("b8", "u8", 1), ("b16", "u16", 2), ("b8", "i8", 1), ("b16", "i16", 2), ("b32", "b32", 4), ("b64",
+"b64", 8), ("b96", "b96", 12),
               ("b128", "b128", 16)]  # fmt: skip
 
 
@@ -355,7 +365,8 @@ def test_what_is_written_to_lds_is_read_back(write: str, read: str, size: int) -
     body += [instruction("v_mul_u32_u24", src=(V, 255), dst=V + 30 + n, literal=0x8193 + 77 * n) for n in range(4)]
     body += [instruction(f"ds_write_{write}", form="", src=(V + 200, V + 30, -1), offset=32), WAIT,
              instruction(f"ds_read_{read}", form="", src=(V + 200, -1, -1), dst=V + 40, offset=32), WAIT,
-             instruction(f"global_store_dword{'' if words == 1 else f'x{words}'}", form="", src=(V + 2, V + 40, -1))]  # fmt: skip
+             instruction(f"global_store_dword{'' if words == 1 else f'x{words}'}", form="", src=(V + 2, V + 40,
+             -1))]  # fmt: skip
     assert execute(body, out, lds=2048).findings == []
     for lane in range(64):
         raw = b"".join((lane * (0x8193 + 77 * n)).to_bytes(4, "little") for n in range(4))[:size]
@@ -373,10 +384,14 @@ def test_two_offset_lds_accesses_count_in_elements(suffix: str, size: int, strid
     body = load_address(2, 0)
     body += [instruction("v_mul_u32_u24", src=(V, 255), dst=V + 30 + n, literal=0x8193 + 77 * n) for n in range(4)]
     body += [instruction("v_lshlrev_b32", src=(130 + words, V), dst=V + 201)]
-    body += [instruction(f"ds_write{suffix}", form="", src=(V + 201, V + 30, V + 32), offset=1, offset1=70 if stride == 1 else 9), WAIT,
-             instruction(f"ds_read{suffix}", form="", src=(V + 201, -1, -1), dst=V + 40, offset=1, offset1=70 if stride == 1 else 9), WAIT,
-             instruction(f"ds_read_b{8 * size}", form="", src=(V + 201, -1, -1), dst=V + 44, offset=size * stride), WAIT,
-             instruction(f"global_store_dwordx{2 * words}" if words == 2 else "global_store_dwordx2", form="", src=(V + 2, V + 40, -1))]  # fmt: skip
+    body += [instruction(f"ds_write{suffix}", form="", src=(V + 201, V + 30, V + 32), offset=1,
+    offset1=70 if stride == 1 else 9), WAIT,
+             instruction(f"ds_read{suffix}", form="", src=(V + 201, -1, -1), dst=V + 40, offset=1,
+             offset1=70 if stride == 1 else 9), WAIT,
+             instruction(f"ds_read_b{8 * size}", form="", src=(V + 201, -1, -1), dst=V + 44, offset=size * stride),
+             WAIT,
+             instruction(f"global_store_dwordx{2 * words}" if words == 2 else "global_store_dwordx2", form="",
+             src=(V + 2, V + 40, -1))]  # fmt: skip
     assert execute(body, out, lds=16384).stop == ""
     for lane in range(64):
         rows = [(lane * (0x8193 + 77 * n)).to_bytes(4, "little") for n in range(4)]
@@ -387,11 +402,13 @@ def test_two_offset_lds_accesses_count_in_elements(suffix: str, size: int, strid
             assert have[:size] == b"".join(rows[:words])
 
 
-@pytest.mark.parametrize(("name", "operate"), [("ds_add_u32", lambda a, b: a + b), ("ds_max_u32", max), ("ds_add_rtn_u32", lambda a, b: a + b),
+@pytest.mark.parametrize(("name", "operate"), [("ds_add_u32", lambda a, b: a + b), ("ds_max_u32", max),
+("ds_add_rtn_u32", lambda a, b: a + b),
                                                ("ds_max_rtn_u32", max)])  # fmt: skip
 def test_lds_atomics_meet_lane_after_lane(name: str, operate) -> None:  # type: ignore[no-untyped-def]
     out = Buffer("out", np.zeros(1024, np.uint8))
-    body = [*load_address(2, 0), instruction("v_mov_b32", src=(128,), dst=V + 50), instruction("v_mov_b32", src=(135,), dst=V + 51),
+    body = [*load_address(2, 0), instruction("v_mov_b32", src=(128,), dst=V + 50), instruction("v_mov_b32", src=(135,
+    ), dst=V + 51),
             instruction("ds_write_b32", form="", src=(V + 50, V + 51, -1)), WAIT,
             instruction(name, form="", src=(V + 50, V, -1), dst=V + 52 if "rtn" in name else -1), WAIT,
             instruction("ds_read_b32", form="", src=(V + 50, -1, -1), dst=V + 53), WAIT,
@@ -421,9 +438,11 @@ def test_ds_swizzle_b32_and_ds_bpermute_b32_fetch_from_other_lanes(bench: Bench)
 def test_a_buffer_load_to_lds_lands_at_m0_plus_lane_even_above_64_kib() -> None:
     source, out = Buffer("in", spread(1024)), Buffer("out", np.zeros(1024, np.uint8))
     body = [*load_address(2, 8), instruction("s_load_dwordx2", form="", src=(0,), dst=8, offset=0), WAIT,
-            instruction("s_mov_b32", form="", src=(193,), dst=10), instruction("s_mov_b32", form="", src=(255,), dst=11, literal=0x27000),
+            instruction("s_mov_b32", form="", src=(193,), dst=10), instruction("s_mov_b32", form="", src=(255,),
+            dst=11, literal=0x27000),
             instruction("s_mov_b32", form="", src=(255,), dst=124, literal=100_000 // 16 * 16),
-            instruction("buffer_load_dwordx4", form="", src=(V + 200, -1, 8, 128), flags=frozenset({"offen", "lds"})), WAIT,
+            instruction("buffer_load_dwordx4", form="", src=(V + 200, -1, 8, 128), flags=frozenset({"offen", "lds"})),
+            WAIT,
             instruction("v_add_u32", src=(124, V + 200), dst=V + 60),
             instruction("ds_read_b128", form="", src=(V + 60, -1, -1), dst=V + 40), WAIT,
             instruction("global_store_dwordx4", form="", src=(V + 2, V + 40, -1))]  # fmt: skip
@@ -435,8 +454,10 @@ def test_a_buffer_load_to_lds_lands_at_m0_plus_lane_even_above_64_kib() -> None:
 def test_a_buffer_descriptor_bounds_its_reads_to_zero_and_drops_writes() -> None:
     source, out = Buffer("in", spread(1024)), Buffer("out", np.zeros(1024, np.uint8))
     body = [*load_address(2, 8), instruction("s_load_dwordx2", form="", src=(0,), dst=8, offset=0), WAIT,
-            instruction("s_mov_b32", form="", src=(255,), dst=10, literal=100), instruction("s_mov_b32", form="", src=(255,), dst=11, literal=0x27000),
-            instruction("buffer_load_dwordx2", form="", src=(V + 200, V + 40, 8, 128), dst=V + 40, flags=frozenset({"offen"})), WAIT,
+            instruction("s_mov_b32", form="", src=(255,), dst=10, literal=100), instruction("s_mov_b32", form="",
+            src=(255,), dst=11, literal=0x27000),
+            instruction("buffer_load_dwordx2", form="", src=(V + 200, V + 40, 8, 128), dst=V + 40,
+            flags=frozenset({"offen"})), WAIT,
             instruction("buffer_store_dword", form="", src=(V + 200, V + 41, 8, 128), flags=frozenset({"offen"})),
             instruction("global_store_dwordx2", form="", src=(V + 2, V + 40, -1))]  # fmt: skip
     before = source.data.copy()

@@ -21,13 +21,18 @@ def test_two_ranks_of_the_whole_stack_equal_the_reference_in_every_bit(tmp_path:
     python = python_with("flydsl.expr.buffer_ops, transformers", "MEGAMOE_FLYDSL_PYTHON")
     shutil.copytree(atom / "atom", tmp_path / "atom")
     applied = subprocess.run(
-        [sys.executable, "-m", "megamoe", "patch", "apply", "--atom", str(tmp_path)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "megamoe", "patch", "apply", "--atom", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert applied.returncode == 0, applied.stdout
     paths = [str(ROOT / "atom_patch"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [python, str(Path(__file__).with_name("stack_process.py")), str(tmp_path), str(flydsl), str(ROOT / "tests" / "patch")],
-        capture_output=True, text=True, timeout=1800, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        [python, str(Path(__file__).with_name("stack_process.py")), str(tmp_path), str(flydsl),
+        str(ROOT / "tests" / "patch")],
+        capture_output=True, text=True, timeout=1800, env={**os.environ, "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])

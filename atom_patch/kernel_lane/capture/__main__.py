@@ -1,4 +1,5 @@
-"""`python -m kernel_lane.capture FLYDSL CASE OUT [--golden FILE]`: called by `megamoe kernels capture` in flydsl's Python.
+"""`python -m kernel_lane.capture FLYDSL CASE OUT [--golden FILE]`: called by `megamoe kernels capture` in flydsl's
+Python.
 
 Prints one JSON object on its last line; a Problem is printed the same way and exits with its code.
 """

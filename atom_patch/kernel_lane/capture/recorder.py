@@ -114,7 +114,8 @@ class Recorder:
             kernarg = bytearray(launch.kernarg)
             for offset, _, _ in pointers:
                 kernarg[offset : offset + 8] = bytes(8)
-            launches.append({"rank": rank, "name": name, "kernel": launch.kernel.name, "code": launch.code, "grid": list(launch.grid),
+            launches.append({"rank": rank, "name": name, "kernel": launch.kernel.name, "code": launch.code,
+            "grid": list(launch.grid),
                              "block": list(launch.block), "dynamic_lds": launch.dynamic_lds, "kernarg": kernarg.hex(),
                              "pointers": pointers})  # fmt: skip
         self.steps.append({"launches": launches})
@@ -186,7 +187,8 @@ class Recorder:
                 init = {"fill": 0}
             else:
                 init = {"file": writer.data(bytes(content))}
-            writer.buffers.append({"name": t.name, "rank": t.rank, "bytes": t.data.size, "dtype": t.dtype, "shape": t.shape,
+            writer.buffers.append({"name": t.name, "rank": t.rank, "bytes": t.data.size, "dtype": t.dtype,
+            "shape": t.shape,
                                    "align": 256 if t.heap else 64, "heap": t.heap, "init": init,
                                    "pointers": [[o, b.name, a] for o, b, a in t.pointers]})  # fmt: skip
         keep = {id(t) for t in used}
@@ -202,7 +204,8 @@ class Recorder:
                                                 for e in step["expect"]]})  # fmt: skip
             else:
                 writer.steps.append({"launches": [
-                    launch | {"code": writer.code(launch["code"]), "pointers": [[o, b.name, a] for o, b, a in launch["pointers"]]}
+                    launch | {"code": writer.code(launch["code"]), "pointers": [[o, b.name, a] for o, b,
+                    a in launch["pointers"]]}
                     for launch in step["launches"]
                 ]})  # fmt: skip
         writer.close(case, ranks)
@@ -237,7 +240,8 @@ def _inside(spans: list[tuple[int, int, Tracked]], address: int) -> tuple[Tracke
 
 
 _SHORT = (("mfma_fmoe1", "stage1"), ("mfma_moe2", "gemm2"), ("mfma_moe1", "gemm1"), ("ep_combine", "combine"),
-          ("ep_dispatch", "dispatch"), ("per_1x32_mx_quant", "quant"), ("moe_sorting", "sort"), ("mxfp4_moe_scale_sort", "scale_sort"))  # fmt: skip
+          ("ep_dispatch", "dispatch"), ("per_1x32_mx_quant", "quant"), ("moe_sorting", "sort"),
+          ("mxfp4_moe_scale_sort", "scale_sort"))  # fmt: skip
 
 
 def short_name(kernel: str) -> str:

@@ -23,7 +23,6 @@ from kernel_lane.layer import case_inputs, golden_inputs, reference_outputs, shu
 from kernel_lane.machine.schedule import Schedule
 
 
-
 class Session:
     """The stand-ins are process-wide, so one process captures with one number of CUs and ranks."""
 
@@ -64,7 +63,8 @@ class Session:
 
 def constructor_arguments(case: Case, rank: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        "rank": rank, "world_size": case.ranks, "model_dim": case.hidden, "inter_dim": case.inter, "experts": case.experts,
+        "rank": rank, "world_size": case.ranks, "model_dim": case.hidden, "inter_dim": case.inter,
+        "experts": case.experts,
         "topk": case.topk, "quant": case.quant, "max_tok_per_rank": case.mtpr, **case.arguments,
     }  # fmt: skip
     if case.swiglu_limit:
@@ -73,7 +73,8 @@ def constructor_arguments(case: Case, rank: int) -> dict[str, Any]:
 
 
 def place_form(case: Case) -> None:
-    """The two choices that small cases need and the constructor does not offer: compact dispatch, combine's geometry."""
+    """The two choices that small cases need and the constructor does not offer: compact dispatch, combine's
+    geometry."""
     module = importlib.import_module(upstream.MODULES[0])
     original = getattr(module, "_lane_resolve", None) or module.resolve_stage1_config
     module._lane_resolve = original

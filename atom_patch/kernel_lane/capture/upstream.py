@@ -43,7 +43,8 @@ def rank() -> int:
 
 
 class Heap:
-    """mori's symmetric heap: every rank makes the same allocations in the same order; the n-th ones are each other's peers."""
+    """mori's symmetric heap: every rank makes the same allocations in the same order; the n-th ones are each other's
+    peers."""
 
     def __init__(self, ranks: int, register: Callable[[torch.Tensor, int, int], None]) -> None:
         self.allocations: list[list[torch.Tensor]] = [[] for _ in range(ranks)]

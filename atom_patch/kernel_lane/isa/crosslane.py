@@ -5,6 +5,7 @@ lane values of register k of a multi-register operand, `dst(k)` register k of th
 execution bit of lane l; `put(k, values)` writes under the execution mask.
 """
 
+# ruff: noqa: E501 - a table: one opcode per line
 from __future__ import annotations
 
 from kernel_lane.isa.opcode import Opcode

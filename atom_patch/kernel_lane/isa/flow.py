@@ -1,4 +1,5 @@
-"""Program flow, waits and barriers: SOPP. Their meaning is the machine's own (machine/core.c); here stand their numbers."""
+"""Program flow, waits and barriers: SOPP. Their meaning is the machine's own (machine/core.c); here stand their
+numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Loads, stores and atomics: SMEM, MUBUF, FLAT (global and flat), DS. What is moved stands here; how it lands, and when,
+"""Loads, stores and atomics: SMEM, MUBUF, FLAT (global and flat), DS. What is moved stands here; how it lands, and
+when,
 is the machine's (machine/core.c).
 
 `memory=(action, bytes per lane, count)`: action is "load", "store", "atomic:OP", "cache" (write-back or invalidate),
-"lds_read", "lds_write", "lds_atomic:OP", "lds_swizzle", "lds_permute"; count 2 with two offsets (ds_read2), stride 64 in st64.
+"lds_read", "lds_write", "lds_atomic:OP", "lds_swizzle", "lds_permute"; count 2 with two offsets (ds_read2), stride
+64 in st64.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _SMEM = [
     _op(f"s_load_dword{'' if n == 1 else f'x{n}'}", "SMEM", k, "load", 4 * n) for k, n in enumerate((1, 2, 4, 8, 16))
 ]
 
-_LOADS = (("ubyte", 16, 1), ("sbyte", 17, 1), ("ushort", 18, 2), ("sshort", 19, 2), ("dword", 20, 4), ("dwordx2", 21, 8),
+_LOADS = (("ubyte", 16, 1), ("sbyte", 17, 1), ("ushort", 18, 2), ("sshort", 19, 2), ("dword", 20, 4), ("dwordx2", 21,
+8),
           ("dwordx3", 22, 12), ("dwordx4", 23, 16))  # fmt: skip
 _STORES = (
     ("byte", 24, 1),
@@ -30,8 +33,10 @@ _STORES = (
     ("dwordx3", 30, 12),
     ("dwordx4", 31, 16),
 )
-_ATOMICS = (("swap", 64, 4), ("add", 66, 4), ("smin", 68, 4), ("umin", 69, 4), ("smax", 70, 4), ("umax", 71, 4), ("and", 72, 4),
-            ("or", 73, 4), ("add_f32", 77, 4), ("pk_add_bf16", 82, 4), ("swap_x2", 96, 8), ("add_x2", 98, 8))  # fmt: skip
+_ATOMICS = (("swap", 64, 4), ("add", 66, 4), ("smin", 68, 4), ("umin", 69, 4), ("smax", 70, 4), ("umax", 71, 4),
+("and", 72, 4),
+            ("or", 73, 4), ("add_f32", 77, 4), ("pk_add_bf16", 82, 4), ("swap_x2", 96, 8), ("add_x2", 98,
+            8))  # fmt: skip
 
 _MUBUF = [_op(f"buffer_load_{t}", "MUBUF", n, "load", size) for t, n, size in _LOADS]
 _MUBUF += [_op(f"buffer_store_{t}", "MUBUF", n, "store", size) for t, n, size in _STORES]

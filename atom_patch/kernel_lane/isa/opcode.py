@@ -7,12 +7,14 @@ defines what an opcode does. Names in a meaning:
   `.u64 .i64` a pair of registers. `D` is assigned once, as the last statement that computes; before it, `D.x` on the
   right is the old content of the destination.
 * scalar instructions: `SCC` (0 or 1) may be read and set; `VCC`, `EXEC`, `M0` and `K` (the signed 16-bit immediate).
-* lane instructions: `CIN` carry-in bit, `COUT` carry-out bit, `P` the comparison's result bit, `LANE` 0..63, `OPSEL` bits.
+* lane instructions: `CIN` carry-in bit, `COUT` carry-out bit, `P` the comparison's result bit, `LANE` 0..63, `OPSEL`
+bits.
 * wave instructions (`kind="wave"`): the whole wave at once, in C with the helpers of machine/core.h.
 Helpers (`fma32`, `max_f32`, `to_fp8`, ...) are defined in machine/arith.h.
 
 Integer arithmetic wraps; float32 arithmetic rounds to nearest even with denormals (the kernels' mode); inexact
-transcendental opcodes (v_exp, v_rcp, ...) are computed in float64 and rounded once, where hardware may differ in the last place.
+transcendental opcodes (v_exp, v_rcp, ...) are computed in float64 and rounded once, where hardware may differ in the
+last place.
 Source: LLVM 22's AMDGPU tables for numbers, AMD "CDNA3 / CDNA4 ISA" for meanings; checked by execution (tests/lane).
 """
 

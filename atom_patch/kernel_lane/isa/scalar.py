@@ -1,5 +1,6 @@
 """Scalar arithmetic: SOP1, SOP2, SOPK, SOPC."""
 
+# ruff: noqa: E501 - a table: one opcode per line
 from __future__ import annotations
 
 from kernel_lane.isa.opcode import Opcode, table

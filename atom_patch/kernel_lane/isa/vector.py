@@ -1,5 +1,6 @@
 """Lane-wise arithmetic: VOP1, VOP2, VOPC and VOP3, one result per active lane."""
 
+# ruff: noqa: E501 - a table: one opcode per line
 from __future__ import annotations
 
 from kernel_lane.isa.opcode import Opcode, table

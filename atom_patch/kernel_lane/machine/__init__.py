@@ -33,7 +33,8 @@ FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-s
 LIBS = ["-lm"]
 KINDS = (
     "read_past_end", "write_past_end", "unmapped", "freed", "read_unwritten", "unordered_write", "unordered_same_value",
-    "unordered_read", "register_early", "lds_early", "lds_bounds", "stale_read", "barrier_dma", "flag_early", "misaligned",
+    "unordered_read", "register_early", "lds_early", "lds_bounds", "stale_read", "barrier_dma", "flag_early",
+    "misaligned",
     "barrier_missed", "write_readonly", "lds_unwritten", "lds_unordered",
 )  # fmt: skip
 STOPS = ("", "deadlock", "limit", "fault")
@@ -174,7 +175,8 @@ class Outcome:
 
 
 class Sync:
-    """The 4-byte words through which waves synchronise: found in a run (polled or updated atomically), used in others."""
+    """The 4-byte words through which waves synchronise: found in a run (polled or updated atomically), used in
+    others."""
 
     def __init__(self) -> None:
         self.words: dict[str, NDArray[np.uint8]] = {}
@@ -224,7 +226,8 @@ def _finding(r: FindingRecord, codes: list[str], regions: list[str]) -> Finding:
         else ("LDS" if KINDS[r.kind].startswith(("lds", "barrier")) else "")
     )
     return Finding(
-        KINDS[r.kind], codes[r.code], r.pc, r.rank, buffer, r.offset, r.count, codes[r.other_code] if r.other_code < len(codes) else "",
+        KINDS[r.kind], codes[r.code], r.pc, r.rank, buffer, r.offset, r.count,
+        codes[r.other_code] if r.other_code < len(codes) else "",
         r.other_pc, r.other_rank, r.detail, bool(r.same_wave),
     )  # fmt: skip
 

@@ -19,7 +19,8 @@ _SIGNED = 64
 _ATOMICS = {
     n: k for k, n in enumerate(("add", "umax", "umin", "smax", "smin", "and", "or", "swap", "add_f32", "pk_add_bf16"))
 }
-_LDS = {"lds_read": 0, "lds_read_signed": 0, "lds_write": 1, "lds_atomic:add": 2, "lds_atomic_rtn:add": 2, "lds_atomic:umax": 3,
+_LDS = {"lds_read": 0, "lds_read_signed": 0, "lds_write": 1, "lds_atomic:add": 2, "lds_atomic_rtn:add": 2,
+"lds_atomic:umax": 3,
         "lds_atomic_rtn:umax": 3}  # fmt: skip
 _WAVE_WIDE = ("v_mfma", "v_permlane", "ds_bpermute", "ds_swizzle")
 _FORMS = {"dpp": 1, "sdwa": 2}

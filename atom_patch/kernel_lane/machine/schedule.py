@@ -76,7 +76,8 @@ class Schedule:
             raise Problem(
                 "schedule",
                 what=f"{text!r} is no schedule",
-                why=f"NAME[:MODEL][@SEED] with NAME of {', '.join(_NAMES)}, and for the late ones MODEL of {', '.join(_MODELS)}",
+                why=f"NAME[:MODEL][@SEED] with NAME of {', '.join(_NAMES)}, "
+                f"and for the late ones MODEL of {', '.join(_MODELS)}",
                 fix="for example order, random@7, frozen, late@3, slow:fifo+@1",
                 exit_code=Exit.REFUSED,
             )

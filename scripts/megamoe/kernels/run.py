@@ -55,10 +55,13 @@ def own(folder: Path, schedule: str, out: Path | None, *, overlap: bool = False)
         findings.append(
             Finding(f.kind, severity, place(f), "see `megamoe kernels check`", "compare with the kernel's source")
         )  # type: ignore[arg-type]
-    rate = run.instructions / run.seconds if run.seconds else 0.0
+    rate = run.instructions / run.cpu_seconds if run.cpu_seconds else 0.0
     data: dict[str, Any] = {
-        "schedule": str(parsed), "instructions": run.instructions, "seconds": round(run.seconds, 3), "per_second": round(rate),
-        "launches": [{"names": s.names, "instructions": s.outcome.steps, "seconds": round(s.seconds, 3)} for s in run.steps],
+        "schedule": str(parsed), "instructions": run.instructions, "seconds": round(run.seconds, 3),
+        "cpu_seconds": round(run.cpu_seconds, 3),
+        "per_cpu_second": round(rate),
+        "launches": [{"names": s.names, "instructions": s.outcome.steps, "seconds": round(s.seconds,
+        3)} for s in run.steps],
     }  # fmt: skip
     return verdict(
         folder, findings, f"{run.instructions} wave instructions in {run.seconds:.2f} s under {parsed}", data
@@ -88,7 +91,8 @@ def foreign(folder: Path, runner: str, out: Path | None, timeout_s: int) -> Outc
                 "runner_missing", f"{words[0]} cannot be started: {error}", "name an executable", Exit.REFUSED
             ) from error
         if done.returncode:
-            raise _runner("runner_failed", f"{words[0]} ended with exit code {done.returncode}: {done.stderr.strip()[-800:]}",
+            raise _runner("runner_failed",
+            f"{words[0]} ended with exit code {done.returncode}: {done.stderr.strip()[-800:]}",
                           "see its own messages")  # fmt: skip
         found = differences(bundle, read_results(bundle, results))
     return verdict(folder, found, f"executed by {runner}", {"runner": runner})

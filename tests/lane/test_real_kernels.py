@@ -1,0 +1,165 @@
+"""The pinned FlyDSL's kernels, captured and executed (MEGAMOE_FLYDSL_DIR): right where they are, wrong where they are.
+
+Each fault of the plain kernels is shown here under the schedule that brings it out; the edits that end them are
+proven in
+tests/kernels. Captures compile for half a minute each, so one case is captured once for all tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_lane.bundle import Bundle
+from kernel_lane.execute import Executor, Run
+from kernel_lane.judge import compare
+from kernel_lane.machine.schedule import Schedule
+from real import checkout, python_with
+
+pytestmark = [pytest.mark.checkout, pytest.mark.slow]
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture(scope="session")
+def captured(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """case name -> Executor, through the command line."""
+    flydsl = checkout("MEGAMOE_FLYDSL_DIR")
+    python = python_with("flydsl.expr.buffer_ops, torch", "MEGAMOE_FLYDSL_PYTHON")
+    folder = tmp_path_factory.mktemp("bundles")
+
+    @functools.cache
+    def capture(case: str, *, golden: bool = False, exit_code: int = 0) -> Executor:
+        words = ["--golden", str(GOLDEN / f"{case}.npz")] if golden else []
+        done = subprocess.run(
+            [sys.executable, "-m", "megamoe", "kernels", "capture", "--flydsl", str(flydsl), "--case", case, "--out",
+            str(folder / case),
+             "--python", python, "--json", *words], capture_output=True, text=True, timeout=2400)  # fmt: skip
+        assert done.returncode == exit_code, done.stdout[-2000:]
+        assert json.loads(done.stdout)["data"]["equal_in_order"] == (exit_code == 0)
+        return Executor(Bundle.read(folder / case))
+
+    return capture
+
+
+def wrong(executor: Executor, schedule: str, **options: object) -> tuple[bool, Run]:
+    run = executor.run(dataclasses.replace(Schedule.parse(schedule), **{"limit": 20_000_000} | options))  # type: ignore[arg-type]
+    return bool(run.stop or compare(executor.bundle, run.results)), run
+
+
+def kinds(run: Run, kernel: str) -> set[tuple[str, str]]:
+    return {(f.kind, f.buffer.split(".", 1)[-1]) for f in run.findings if f.kernel == kernel}
+
+
+@pytest.mark.parametrize("case", ["micro", "micro_compact", "micro_u32", "small", "w2", "w2_compact", "w8"])
+def test_a_golden_layer_is_exact_in_order_at_random_and_overlapping(captured, case: str) -> None:  # type: ignore[no-untyped-def]
+    executor = captured(case, golden=True)
+    for schedule, overlap in (("order", False), ("order", True), ("random@3", False)):
+        run = executor.run(Schedule.parse(schedule), overlap=overlap)
+        assert run.stop == "" and compare(executor.bundle, run.results) == [], (schedule, overlap)
+    assert not [
+        f for f in run.findings if f.kind in ("write_past_end", "unmapped", "freed", "barrier_missed", "lds_bounds")
+    ]
+
+
+def test_e9_the_fixed_slot_flag_is_published_before_its_counts(captured) -> None:  # type: ignore[no-untyped-def]
+    assert wrong(captured("micro", golden=True), "frozen")[0]
+    assert not wrong(captured("micro_compact", golden=True), "frozen")[0]
+
+
+def test_e9_shows_in_plain_random_schedules_at_eight_ranks(captured) -> None:  # type: ignore[no-untyped-def]
+    executor = captured("w8_changing")
+    assert any(wrong(executor, f"random@{seed}")[0] for seed in range(1, 25))
+
+
+def test_l1_waves_read_a_tile_before_it_has_landed(captured) -> None:  # type: ignore[no-untyped-def]
+    for case in ("dense", "dense_compact"):
+        executor = captured(case)
+        runs = [wrong(executor, f"late:fifo+@{seed}") for seed in range(10)]
+        assert any(bad for bad, _ in runs), case
+        assert {("lds_early", "LDS"), ("barrier_dma", "LDS")} <= kinds(runs[0][1], "stage1")
+        assert not any(f.kind == "register_early" for _, run in runs for f in run.findings), (
+            "the compiler's own waits are right"
+        )
+    clean = captured("dense_noasync")
+    for seed in range(4):
+        _, run = wrong(clean, f"late:fifo+@{seed}")
+        assert ("barrier_dma", "LDS") not in kinds(run, "stage1")
+
+
+def test_l2_payload_stores_that_nobody_waits_for_are_seen_in_one_ordered_run(captured) -> None:  # type: ignore[no-untyped-def]
+    for case, seen in (("micro", True), ("w2", True), ("micro_compact", False), ("w2_compact", False)):
+        bad, run = wrong(captured(case, golden=True), "order", check_races=True)
+        assert not bad
+        assert (("unordered_read", "gm.rx_em") in kinds(run, "stage1")) is seen, case
+
+
+def test_e2_the_xcd_swizzle_loses_tiles_on_four_compute_units(captured) -> None:  # type: ignore[no-untyped-def]
+    executor = captured("cu4", exit_code=1)
+    run = executor.run()
+    (difference,) = compare(executor.bundle, run.results)
+    assert difference.relative > 0.5
+
+
+@pytest.mark.parametrize("case", ["micro", "micro_compact"])
+@pytest.mark.parametrize(("launches", "ends"), [(2**31 - 2, True), (2**31 - 1, False)])
+def test_e1_stage_1_waits_for_ever_at_launch_two_to_the_31(
+    captured, tmp_path: Path, case: str, launches: int, ends: bool
+) -> None:  # type: ignore[no-untyped-def]
+    executor = captured(case, golden=True)
+    aged = age(executor.bundle, tmp_path / "aged", launches)
+    run = Executor(aged).run(Schedule(limit=2_000_000))
+    assert (run.stop == "") is ends, run.stop
+    assert ends or run.stop.startswith("limit in stage1")
+
+
+def age(bundle: Bundle, folder: Path, launches: int) -> Bundle:
+    """The bundle as it would be after so many launches: its epoch counters set, nothing else."""
+    import shutil
+
+    shutil.copytree(bundle.folder, folder)
+    body = json.loads((folder / "bundle.json").read_text())
+    stage1 = next(x for s in body["steps"] for x in s.get("launches", []) if x["name"] == "stage1")
+    blocks = stage1["grid"][0] * stage1["grid"][1]
+    values = {"s1_meta": launches, "gm.gb1": launches * blocks, "gm.meta2": launches, "gm.gb_cnt": launches * blocks}
+    compact = any(b["name"].endswith("gm.meta2") for b in body["buffers"])
+    if compact:
+        values |= {"gm.done2": launches, "gm.cnt_done": launches}
+    for buffer in body["buffers"]:
+        field = buffer["name"].split(".", 1)[1]
+        if field in values:
+            content = struct.pack("<q", values[field]) if buffer["bytes"] == 8 else struct.pack("<i", values[field])
+            name = f"data/aged-{field}.bin"
+            (folder / name).write_bytes(content.ljust(buffer["bytes"], b"\0"))
+            buffer["init"] = {"file": name}
+    (folder / "bundle.json").write_text(json.dumps(body))
+    return Bundle.read(folder)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["a4w4", "one_token", "k8", "k1", "skew_rank", "skew_expert", "values", "w8_compact", "flash_width", "pro_width"],
+)
+def test_a_case_by_formula_equals_the_reference(captured, case: str) -> None:  # type: ignore[no-untyped-def]
+    executor = captured(case)
+    assert not wrong(executor, "order")[0]
+
+
+def test_a_flydsl_of_another_commit_is_refused(captured, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    import shutil
+
+    flydsl = checkout("MEGAMOE_FLYDSL_DIR")
+    shutil.copytree(flydsl / "kernels", tmp_path / "kernels")
+    file = tmp_path / "kernels" / "mega_moe" / "kloop.py"
+    file.write_text(file.read_text() + "\n")
+    python = python_with("flydsl.expr.buffer_ops, torch", "MEGAMOE_FLYDSL_PYTHON")
+    done = subprocess.run([sys.executable, "-m", "megamoe", "kernels", "capture", "--flydsl", str(tmp_path), "--case",
+    "micro", "--out",
+                           str(tmp_path / "out"), "--python", python, "--json"], capture_output=True, text=True,
+                           timeout=600)  # fmt: skip
+    assert done.returncode == 2 and json.loads(done.stdout)["findings"][0]["code"] == "flydsl_commit"
