@@ -58,7 +58,7 @@ import torch._dynamo.symbolic_convert  # noqa: E402 - the same
 
 sys.meta_path.insert(0, Stubs())
 torch.set_num_threads(1)
-sys.path.insert(0, str(TREE))
+sys.path[:0] = [str(TREE), str(Path(__file__).resolve().parents[2] / "atom_patch")]
 atom_package = types.ModuleType("atom")
 atom_package.__path__ = [str(TREE / "atom")]
 sys.modules["atom"] = atom_package
