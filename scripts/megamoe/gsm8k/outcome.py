@@ -19,6 +19,7 @@ def outcome_of(
     last: dict[str, Any],
     refusal: dict[str, Any] | None,
     total: int,
+    policy_source: str,
 ) -> Outcome:
     data: dict[str, Any] = {"run": record, "out": str(out)}
     done, code, early = last.get("done", 0), record["client_exit"], record["early_fail"]
@@ -89,11 +90,12 @@ def outcome_of(
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     score = result["results"]["gsm8k"].get(policy.metric)
     data["score"] = score
+    shown = f"{score:.4f}" if isinstance(score, float) else "not in the result"
     return Outcome(
         "warn" if findings else "pass",
         Exit.PASS,
         f"run {record['run_id']}: {total} questions asked, {policy.metric} "
-        f"= {score:.4f}; no verdict yet: megamoe gate --policy {policy.name} --result {out} --run {out}/run.json",
+        f"= {shown}; no verdict yet: megamoe gate --policy {policy_source} --result {out} --run {out}/run.json",
         findings,
         data,
     )

@@ -193,7 +193,7 @@ def run_gsm8k(ask: Request) -> Outcome:
         "early_fail": early,
     }
     write(out / "run.json", record)
-    return outcome_of(policy, out, record, last, refusal, total)
+    return outcome_of(policy, out, record, last, refusal, total, ask.policy)
 
 
 def _harness(

@@ -29,9 +29,19 @@ def running(target: Target) -> float | None:
     return sum(float(value) for value in found) if found else None
 
 
+def _settled(target: Target) -> float | None:
+    """The gauge once earlier requests have left it: zero, or what it shows after two seconds (others ask, too)."""
+    for _ in range(10):
+        now = running(target)
+        if not now:
+            return now
+        time.sleep(0.2)
+    return now
+
+
 def abort_frees(target: Target) -> tuple[str, str]:
     """Drops long streams after their first chunk; the server must stop working on them and answer the next request."""
-    idle = running(target)
+    idle = _settled(target)
     longest = 2048 if target.max_model_len is None else max(64, min(2048, target.max_model_len - 64))
     busy = None
     with ExitStack() as streams:
@@ -62,11 +72,9 @@ def abort_frees(target: Target) -> tuple[str, str]:
         return _by_gauge(target, idle, busy, dropped)
     if target.launches is not None:
         return _by_launches(target, dropped)
-    why = (
-        "has no gauge of running requests"
-        if idle is None
-        else f"gauge does not move with streams ({idle:g} to {busy:g})"
-    )
+    why = "has no gauge of running requests"
+    if idle is not None:
+        why = f"shows {idle:g} running requests without these streams and {busy} with them"
     return "warn", f"{dropped}; the server {why} and no evidence was given, so freed slots are not proven"
 
 

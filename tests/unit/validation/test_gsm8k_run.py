@@ -167,6 +167,8 @@ def test_an_interrupted_run_is_kept_and_marked_partial(tmp_path: Path, questions
         [sys.executable, "-m", "megamoe", "gsm8k", server.url, "--dataset", str(questions[0]), "--out", str(out),
          "--policy", str(policy), "--concurrency", "4", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        # a test run in the background has SIGINT ignored, and its children would, too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     while server.asked < 30:
         time.sleep(0.05)
