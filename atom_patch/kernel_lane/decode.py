@@ -120,10 +120,10 @@ class _Reader:
         )
 
     def opcode(self, encoding: str, number: int) -> Opcode:
-        found = BY_NUMBER.get((encoding, number))  # type: ignore[call-overload]
+        found = BY_NUMBER.get((encoding, number))
         if found is None:
             raise self.refuse(f"opcode {number} of encoding {encoding} is not known")
-        return found  # type: ignore[no-any-return]
+        return found
 
     def scalar(self, code: int) -> int:
         if code not in _SCALARS:
@@ -232,6 +232,7 @@ def _smem(r: _Reader, w: int) -> Instruction:
 def _vop(r: _Reader, w: int) -> Instruction:
     """VOP1, VOP2, VOPC in their short form, with a literal, DPP or SDWA dword behind where they have one."""
     src0, src1 = w & 511, VGPR + (w >> 9 & 255)
+    rest: tuple[int, ...]
     if w >> 25 == 0b0111111:
         op, dst, rest = r.opcode("VOP1", w >> 9 & 255), w >> 17 & 255, ()
     elif w >> 25 == 0b0111110:

@@ -36,7 +36,8 @@ def bell(seed: int, *shape: int) -> NDArray[np.float32]:
     """Bell-shaped around 0, variance 1: the sum of twelve 16-bit uniform numbers."""
     count = int(np.prod(shape))
     words = bits(seed, 3 * count).view(np.uint16).reshape(count, 12)
-    return ((words.astype(np.int64).sum(1) - 12 * 32767.5) / 65536.0).astype(np.float32).reshape(shape)
+    values: NDArray[np.float32] = ((words.astype(np.int64).sum(1) - 12 * 32767.5) / 65536.0).astype(np.float32)
+    return values.reshape(shape)
 
 
 def bf16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:

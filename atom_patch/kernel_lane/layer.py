@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,10 +70,11 @@ def reference_outputs(case: Case, w: formula.Weights, forwards: Sequence[Sequenc
     """What the adapter's reference computes for each forward and rank, bf16 bits [n, H]."""
     group = ReferenceGroup(case.ranks)
     for r in range(case.ranks):
+        mine: dict[str, Any] = {**shuffled(case, w, r)}
         Reference(
             rank=r, world_size=case.ranks, model_dim=case.hidden, inter_dim=case.inter, experts=case.experts,
             topk=case.topk, quant=case.quant, max_tok_per_rank=case.mtpr, group=group, accumulate=torch.float64,
-            swiglu_limit=case.swiglu_limit, **shuffled(case, w, r),
+            swiglu_limit=case.swiglu_limit, **mine,
         )  # fmt: skip
     return [
         [o.clone().view(torch.int16).numpy().view(np.uint16) for o in group.forward([(x, i, t) for x, t, i in rows])]

@@ -78,9 +78,9 @@ def text(i: Instruction) -> str:
 def _selectors(i: Instruction) -> str:
     op, out = i.opcode, ""
     if op.name.startswith("v_mfma_scale"):
-        bits = lambda v: f"[{v & 1},{v >> 1 & 1},0]"  # noqa: E731 - used twice, here only
-        out += f" op_sel:{bits(i.opsel)}" if i.opsel else ""
-        out += f" op_sel_hi:{bits(i.opsel_hi)}"
+        low, high = (f"[{v & 1},{v >> 1 & 1},0]" for v in (i.opsel, i.opsel_hi))
+        out += f" op_sel:{low}" if i.opsel else ""
+        out += f" op_sel_hi:{high}"
         out += f" cbsz:{i.formats[0]}" if i.formats[0] else ""
         return out + (f" blgp:{i.formats[1]}" if i.formats[1] else "")
     if op.encoding == "VOP3P" and op.opsel:

@@ -42,11 +42,11 @@ class Tracked:
         return int(self.data.ctypes.data)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Sees every tensor that host code makes; those made by torch.empty are poisoned, as device memory is garbage."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,15 +105,15 @@ class Recorder:
             name = self.launch_names(launch.kernel.name)
             starts.append(Start(code, launch.grid, launch.block, launch.kernarg, rank, launch.dynamic_lds, name))
             explicit = [a for a in launch.kernel.arguments if not a.hidden]
-            pointers = []
+            pointers: list[tuple[int, Tracked, int]] = []
             for argument in explicit:
                 for offset in range(argument.offset, argument.offset + argument.size - 7, 4):
                     found = _inside(spans, struct.unpack_from("<Q", launch.kernarg, offset)[0])
                     if found:
-                        pointers.append([offset, found[0], found[1]])
+                        pointers.append((offset, found[0], found[1]))
             kernarg = bytearray(launch.kernarg)
-            for offset, _, _ in pointers:
-                kernarg[offset : offset + 8] = bytes(8)
+            for word, _, _ in pointers:
+                kernarg[word : word + 8] = bytes(8)
             launches.append({"rank": rank, "name": name, "kernel": launch.kernel.name, "code": launch.code,
             "grid": list(launch.grid),
                              "block": list(launch.block), "dynamic_lds": launch.dynamic_lds, "kernarg": kernarg.hex(),

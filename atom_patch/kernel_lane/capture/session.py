@@ -75,7 +75,7 @@ def constructor_arguments(case: Case, rank: int) -> dict[str, Any]:
 def place_form(case: Case) -> None:
     """The two choices that small cases need and the constructor does not offer: compact dispatch, combine's
     geometry."""
-    module = importlib.import_module(upstream.MODULES[0])
+    module: Any = importlib.import_module(upstream.MODULES[0])
     original = getattr(module, "_lane_resolve", None) or module.resolve_stage1_config
     module._lane_resolve = original
     module.resolve_stage1_config = (

@@ -86,7 +86,7 @@ def install_mori(heap: Heap) -> None:
     """mori.shmem and mori.ir.flydsl as the host code imports them."""
     mori, shmem = types.ModuleType("mori"), types.ModuleType("mori.shmem")
     ir, device = types.ModuleType("mori.ir"), types.ModuleType("mori.ir.flydsl")
-    mori.__path__, ir.__path__ = [], []  # type: ignore[attr-defined]
+    mori.__path__, ir.__path__ = [], []
     shmem.mori_shmem_create_tensor = heap.create  # type: ignore[attr-defined]
     shmem.shmem_barrier_all = lambda: None  # type: ignore[attr-defined]
     shmem.shmem_ptr_p2p = heap.peer  # type: ignore[attr-defined]

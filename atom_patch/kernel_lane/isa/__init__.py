@@ -13,5 +13,5 @@ OPCODES: tuple[Opcode, ...] = (
     *memory.OPCODES,
 )
 BY_NAME = {o.name: o for o in OPCODES}
-BY_NUMBER = {(o.encoding, o.number): o for o in OPCODES}
+BY_NUMBER: dict[tuple[str, int], Opcode] = {(o.encoding, o.number): o for o in OPCODES}
 assert len(BY_NAME) == len(BY_NUMBER) == len(OPCODES), "an opcode stands twice"

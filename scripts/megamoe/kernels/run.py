@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from megamoe_atom.problem import Exit, Problem
 
-from megamoe.envelope import Finding, Outcome, run_verb
+from megamoe.envelope import Finding, Outcome, Severity, run_verb
 from megamoe.kernels.options import BundleFolder, Json, ScheduleText
 
 
@@ -51,10 +51,10 @@ def own(folder: Path, schedule: str, out: Path | None, *, overlap: bool = False)
     if run.stop:
         findings.insert(0, stopped(run.stop))
     for f in run.findings:
-        severity = "error" if f.kind in FAULTS else "info"
+        severity: Severity = "error" if f.kind in FAULTS else "info"
         findings.append(
             Finding(f.kind, severity, place(f), "see `megamoe kernels check`", "compare with the kernel's source")
-        )  # type: ignore[arg-type]
+        )
     rate = run.instructions / run.cpu_seconds if run.cpu_seconds else 0.0
     data: dict[str, Any] = {
         "schedule": str(parsed), "instructions": run.instructions, "seconds": round(run.seconds, 3),
