@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -102,6 +103,15 @@ def _edits_hash() -> str:
     return str(edits_hash())
 
 
+def _installed() -> dict[str, str]:
+    """NAME_version -> version of each distribution that the fused path stands on, as far as it is installed."""
+    found = {}
+    for name in ("torch", "triton", "flydsl", "aiter", "amd-aiter", "amd-mori", "amd-mori-nightly", "atom"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[f"{name}_version"] = importlib.metadata.version(name)
+    return found
+
+
 def status_writer(settings: Settings, geometry: Geometry, edits: frozenset[str]) -> StatusWriter:
     """This rank's evidence file, written at once, so that a directory that cannot be written stops the start."""
     used = limits.megamoe_heap_bytes(
@@ -119,7 +129,7 @@ def status_writer(settings: Settings, geometry: Geometry, edits: frozenset[str])
             mtpr=geometry.mtpr,
             heap_asked_bytes=settings.heap_bytes,
             heap_used_bytes=used,
-            versions={"adapter": __version__, "flydsl_commit": pinned_files()[0]},
+            versions={"adapter": __version__, "flydsl_commit": pinned_files()[0], **_installed()},
             edits_hash=_edits_hash(),
             kernel_edits=sorted(edits),
         ),

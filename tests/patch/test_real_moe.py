@@ -79,7 +79,7 @@ def test_a_whole_start_goes_through_make_runtime_and_leaves_evidence_of_every_ra
     assert whole["extremes"] == ["one_expert"] and whole["buckets"] == [1, 2, 4, 8, 16]
     assert whole["heap"] == [2**30, megamoe_heap_bytes(MoeGeometry(512, 256, 16, 8, 8, 16))]
     assert whole["mtpr"] == [16] and whole["swiglu_limit"] == 10.0
-    assert {"adapter", "flydsl_commit"} <= set(whole["versions"])
+    assert {"adapter", "flydsl_version", "flydsl_commit", "torch_version"} <= set(whole["versions"])
     assert len(whole["edits"]) == 6
     assert all(counted == ran > 0 for counted, ran in whole["launches"]), "graphs that replay are counted"
 

@@ -431,6 +431,8 @@ def test_the_evidence_of_a_rank_says_what_ran_and_what_the_self_test_said(tmp_pa
     assert evidence.layers_converted == ["layers.0"]
     assert evidence.kernel_instances == 1
     assert evidence.kernel_edits == ["tile_wait"]
+    assert evidence.versions["torch_version"].split("+")[0] == torch.__version__.split("+")[0]
+    assert "mori" not in " ".join(evidence.versions), "what is not installed is not claimed"
     assert evidence.launches > 5
     assert 0 < evidence.selftest["layers.0"] < 0.1
 
