@@ -29,7 +29,7 @@ def flexible_extract(text: str) -> str:
     found = _FLEXIBLE.findall(text)
     if not found:
         return INVALID_ANSWER
-    return next(group for group in found[-1] if group).strip()
+    return str(next(group for group in found[-1] if group)).strip()
 
 
 FILTERS = {"strict-match": strict_match, "flexible-extract": flexible_extract}
