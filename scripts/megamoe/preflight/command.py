@@ -18,13 +18,16 @@ def preflight(
     deploy: Annotated[str, typer.Argument(help="deploy file")],
     facts: Annotated[str, typer.Option("--facts", help="facts of the host (JSON), - for standard input")] = "",
     collect: Annotated[bool, typer.Option("--collect", help="collect the facts on this host")] = False,
+    kernels: Annotated[
+        str, typer.Option("--kernels", help="result of `megamoe kernels verify --json` on this host, judged too")
+    ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
 ) -> None:
     """Judge host facts before anything changes. Exit 4 when the host must not be deployed to."""
-    run_verb("preflight", lambda: _outcome(deploy, facts, collect), json_output=json_output)
+    run_verb("preflight", lambda: _outcome(deploy, facts, collect, kernels), json_output=json_output)
 
 
-def _outcome(path: str, facts_path: str, collect: bool) -> Outcome:
+def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "") -> Outcome:
     from megamoe.deploy.load import require_deploy
     from megamoe.preflight.judge import judge
 
@@ -36,8 +39,9 @@ def _outcome(path: str, facts_path: str, collect: bool) -> Outcome:
     if collect:
         from megamoe.preflight.collect_facts import collect as collect_here
 
-        facts = collect_here(deploy.model.path, deploy.container.cache_dir or "", deploy.image,
-                             deploy.container.engine)
+        own = deploy.container
+        facts = collect_here(deploy.model.path, own.cache_dir or "", deploy.image, own.engine, own.user or "",
+                             ",".join(str(g) for g in own.group_add or []))
     else:
         from megamoe.text_input import load_json
 
@@ -55,6 +59,18 @@ def _outcome(path: str, facts_path: str, collect: bool) -> Outcome:
     data: dict[str, Any] = {"unknown": [{"code": f.code, "what": f.what, "fix": f.fix} for f in unknown]}
     if collect:
         data["facts"] = facts
+    if kernels:
+        from megamoe_atom import kernel_edits
+        from megamoe_atom.settings import parse_kernel_edits
+
+        from megamoe.kernels.verify_evidence import judge_saved
+        from megamoe.text_input import load_json
+
+        left_out, copies = parse_kernel_edits({name: str(value) for name, value in deploy.env.items()})
+        wanted = kernel_edits.wanted(left_out, async_copy=copies)
+        against, data["kernels"] = judge_saved(load_json(kernels), kernels, wanted)
+        findings += [replace(f, host=deploy.host) for f in against]
+        blocks += len(against)
     name = deploy.host or "host"
     rest = f"; {len(unknown)} fact(s) unknown" if unknown else ""
     return outcome_from(findings, summary_ok=f"{name}: nothing that is known blocks the deployment{rest}",
