@@ -62,6 +62,43 @@ def open_rdwr(path: str) -> str:
     return "OK"
 
 
+def open_as(path: str, uid: int, gid: int, groups: List[int]) -> str:  # noqa: UP006
+    """open_rdwr with the identity that the container's process will have; a child drops root for it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        result = "EUNKNOWN"
+        try:
+            os.setgroups(groups)
+            os.setgid(gid)
+            os.setuid(uid)
+            result = open_rdwr(path)
+        finally:
+            os.write(writer, result.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        result = pipe.read()
+    os.waitpid(child, 0)
+    return result
+
+
+def probe_kfd(user: str, groups: str, nodes: Dict[str, Any]) -> Dict[str, Any]:  # noqa: UP006
+    """What opening /dev/kfd gives: on the host, and as "UID:GID" with these groups (empty: those of the nodes).
+
+    A container of root without a user namespace opens it as root does. Without root here, nobody else can be tried.
+    """
+    out: Dict[str, Any] = {"host_open_kfd_rdwr": open_rdwr("/dev/kfd")}  # noqa: UP006
+    if os.geteuid() != 0 or not os.path.exists("/dev/kfd"):  # noqa: PTH110
+        return out
+    numbers = [int(g) for g in groups.split(",") if g.isdigit()] or sorted({n["gid"] for n in nodes.values()})
+    uid, _, gid = (user or "0:0").partition(":")
+    if uid.isdigit() and (gid or uid).isdigit():
+        out["container_groups"] = sorted({int(gid or uid), *numbers})
+        out["open_kfd_rdwr"] = open_as("/dev/kfd", int(uid), int(gid or uid), numbers)
+    return out
+
+
 def devices() -> Dict[str, Any]:  # noqa: UP006
     out: Dict[str, Any] = {}  # noqa: UP006
     for path in ["/dev/kfd", *sorted(glob.glob("/dev/dri/renderD*"))]:  # noqa: PTH207
@@ -314,20 +351,20 @@ def space(path: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
             **({"fstype": kind} if kind else {})}
 
 
-def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: str = "docker") -> dict[
-        str, Any]:
-    """All facts of this host. model_path, cache_dir and image are the deployment's, engine the one it plans."""
+def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: str = "docker", user: str = "",
+            groups: str = "") -> Dict[str, Any]:  # noqa: UP006
+    """All facts of this host, for a deployment: its model.path, cache_dir, image, engine, user and group numbers."""
     facts: Dict[str, Any] = {"collected_at": int(time.time()), "hostname": socket.gethostname(),  # noqa: UP006
                              "kernel": platform.release(), "env": {k: v for k, v in os.environ.items() if k.endswith(
                                  "_VISIBLE_DEVICES")}}
-    groups = {}
+    named: Dict[str, int] = {}  # noqa: UP006
     for name in ("video", "render"):
         try:
-            groups[name] = grp.getgrnam(name).gr_gid
+            named[name] = grp.getgrnam(name).gr_gid
         except KeyError:
             continue
-    facts["host"] = {"groups": groups, "dev": devices(), "uid": os.geteuid()}
-    facts["probe"] = {"host_open_kfd_rdwr": open_rdwr("/dev/kfd")}
+    facts["host"] = {"groups": named, "dev": devices(), "uid": os.geteuid()}
+    facts["probe"] = probe_kfd(user, groups, facts["host"]["dev"])
     found = pci()
     facts["pci"], facts["lspci_accelerators"] = found, len(found)
     nodes = kfd_nodes()
@@ -381,5 +418,5 @@ def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: 
 
 
 if __name__ == "__main__":
-    json.dump(collect(*sys.argv[1:5]), sys.stdout, indent=2, sort_keys=True)
+    json.dump(collect(*sys.argv[1:7]), sys.stdout, indent=2, sort_keys=True)
     print()

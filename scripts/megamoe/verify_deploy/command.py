@@ -53,7 +53,7 @@ def _outcome(deploy: str, inspect: str, facts: str) -> Outcome:
             "error",
             f"{row.field}: planned {row.planned}, running {row.running}",
             "what runs is not what was planned and validated",
-            "recreate the container with the serve role, then gate it again; this verb changes nothing",
+            _fix(row.field, loaded.deploy.container.engine, spec.name),
             host=loaded.deploy.host,
         )
         for row in rows
@@ -86,6 +86,15 @@ def _outcome(deploy: str, inspect: str, facts: str) -> Outcome:
         summary_bad=f"{spec.name} is not the plan: {drift} fields differ, {same} equal, {len(unknown)} unknown",
         data={"fields": [asdict(row) for row in rows], "drift": drift, "same": same, "unknown": len(unknown)},
     )
+
+
+def _fix(field: str, engine: str, name: str) -> str:
+    if field == "state":
+        return (
+            f"keep its last words before it is replaced: `{engine} logs {name} >end.log 2>&1`, then "
+            "`megamoe diagnose end.log`; the serve role starts it again"
+        )
+    return "recreate the container with the serve role, then gate it again; this verb changes nothing"
 
 
 def _one(raw: Any, name: str) -> dict[str, Any]:

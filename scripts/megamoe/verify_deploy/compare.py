@@ -147,7 +147,7 @@ def _pairs(words: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _args(spec: ContainerSpec, inspect: dict[str, Any], config: dict[str, Any]) -> Iterator[Row]:
-    words = inspect.get("Args")
+    words: Any = inspect.get("Args")
     if not isinstance(words, list):
         words = config.get("Cmd")
     if isinstance(words, str):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ from megamoe.deploy.load import parse_deploy
 from megamoe.preflight import collect_facts
 from megamoe.preflight.judge import judge
 
-DEPLOY = parse_deploy("""engine: atom
+TEXT = """engine: atom
 image: registry.example/serve/moe@sha256:1111111111111111111111111111111111111111111111111111111111111111
 model: {path: /models/demo-moe, profile: deepseek-v4-pro, weights: mxfp4}
 gpu: {arch: gfx950, count: 8, vram_gib: 288}
 args: {tensor_parallel: 8, port: 8000}
-""").deploy
+"""
+DEPLOY = parse_deploy(TEXT).deploy
 ADDRESSES = [f"0000:{5 + 16 * i:02x}:00.0" for i in range(8)]
 GOOD: dict[str, Any] = {
     "lspci_accelerators": 8,
@@ -183,6 +186,49 @@ JSON = st.recursive(
 )
 def test_no_facts_are_our_bug(facts: dict[str, Any]) -> None:
     assert isinstance(judge(facts, DEPLOY), list)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try to open a file as another user")
+def test_a_node_is_really_opened_as_the_containers_user() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        Path(folder).chmod(0o755)
+        node = Path(folder) / "kfd"
+        node.touch()
+        os.chown(node, 0, 105)
+        node.chmod(0o660)
+        opened_as(node)
+
+
+def opened_as(node: Path) -> None:
+    assert collect_facts.open_as(str(node), 1000, 1000, [44, 105]) == "OK"
+    assert collect_facts.open_as(str(node), 1000, 1000, [44]) == "EACCES"
+    assert collect_facts.open_as(str(node), 0, 0, []) == "OK"
+    assert collect_facts.open_as(str(node) + "-none", 0, 0, []) == "ENOENT"
+    assert os.geteuid() == 0
+
+
+@pytest.mark.parametrize(("facts", "wanted"), [
+    ({"podman_init": False}, ["PODMAN_INIT_MISSING"]),
+    ({"podman_init": True}, []),
+    ({"engines": {"podman": "podman version 3.0.1"}}, ["ENGINE_OLD"]),
+])  # fmt: skip
+def test_podman_needs_its_init_and_a_version_that_knows_groups(facts: dict[str, Any], wanted: list[str]) -> None:
+    from megamoe.preflight.engine import engine
+
+    podman = parse_deploy(TEXT.replace("args:", "container: {engine: podman, security_opts: []}\nargs:")).deploy
+    given = {"engines": {"podman": "podman version 4.3.1"}, **facts}
+    assert [f.code for f in engine(given, podman)] == wanted
+
+
+def test_a_cdi_name_needs_an_engine_and_a_spec_that_know_it() -> None:
+    from megamoe.preflight.engine import engine
+
+    cdi = parse_deploy(TEXT.replace("args:", "container: {devices: [amd.com/gpu=all]}\nargs:")).deploy
+    new, old = {"docker": "Docker version 29.1.2"}, {"docker": "Docker version 20.10.24"}
+    assert [f.code for f in engine({"engines": new, "cdi_specs": ["/etc/cdi/amd.json"]}, cdi)] == []
+    assert [f.code for f in engine({"engines": new, "cdi_specs": []}, cdi)] == ["CDI_MISSING"]
+    assert [f.code for f in engine({"engines": new}, cdi)] == ["UNKNOWN_CDI"]
+    assert [f.code for f in engine({"engines": old, "cdi_specs": ["amd.json"]}, cdi)] == ["ENGINE_NO_CDI"]
 
 
 def test_the_collector_runs_alone_and_says_what_it_could_not_know() -> None:
