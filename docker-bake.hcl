@@ -16,18 +16,20 @@ target "_common" {
   network    = "none"
   # The image's index holds build times when it carries attestations: compare the platform's manifest, or build with both off.
   attest = ["type=provenance,mode=max"]
-  # unpack=false: the engine cannot unpack and rewrite in one go; it unpacks when the image is first run.
-  output = ["type=image,rewrite-timestamp=true,unpack=false"]
 }
 
+# An OCI layout in a file: an engine's own image store cannot unpack and rewrite times in one go. Load it with `docker load`, or push it
+# with a client such as skopeo; with a registry at hand, --set '*.output=type=registry,rewrite-timestamp=true' does both.
 target "rocm" {
   inherits = ["_common"]
   target   = "rocm"
   tags     = ["megamoe:${TAG}"]
+  output   = ["type=oci,dest=.state/megamoe-${TAG}.oci.tar,rewrite-timestamp=true"]
 }
 
 target "reference" {
   inherits = ["_common"]
   target   = "reference"
   tags     = ["megamoe-reference:${TAG}"]
+  output   = ["type=oci,dest=.state/megamoe-reference-${TAG}.oci.tar,rewrite-timestamp=true"]
 }
