@@ -28,8 +28,9 @@ def judge_saved(body: Any, name: str, wanted: frozenset[str]) -> tuple[list[Find
             fix=f"run `megamoe {COMMAND} --json > FILE` on the node, in the image that will serve",
             exit_code=Exit.NO_EVIDENCE,
         )
-    data = body.get("data") if isinstance(body.get("data"), dict) else {}
-    findings = []
+    given = body.get("data")
+    data: dict[str, Any] = given if isinstance(given, dict) else {}
+    findings: list[Finding] = []
 
     def against(code: str, what: str, why: str, fix: str) -> None:
         findings.append(Finding(code, "error", what, why, fix, file=name))
@@ -60,7 +61,8 @@ def judge_saved(body: Any, name: str, wanted: frozenset[str]) -> tuple[list[Find
             "other kernels were tried than will serve",
             rerun,
         )
-    cases = data.get("cases") if isinstance(data.get("cases"), list) else []
+    listed = data.get("cases")
+    cases: list[Any] = listed if isinstance(listed, list) else []
     short = {
         "ranks": data.get("ranks"),
         "gpu": data.get("gpu"),
