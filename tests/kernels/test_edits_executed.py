@@ -15,7 +15,7 @@ import pytest
 from prove_edits import EXPERIMENTS, Experiment, Workshop, prove
 
 pytestmark = [pytest.mark.checkout, pytest.mark.slow]
-SEEDS = 20
+SEEDS = 50
 
 
 @pytest.fixture(scope="module")
