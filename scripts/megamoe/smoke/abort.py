@@ -44,6 +44,7 @@ def abort_frees(target: Target) -> tuple[str, str]:
     idle = _settled(target)
     longest = 2048 if target.max_model_len is None else max(64, min(2048, target.max_model_len - 64))
     busy = None
+    held = []  # httpx closes a stream whose iterator is dropped
     with ExitStack() as streams:
         for number in range(STREAMS):
             response = streams.enter_context(
@@ -61,7 +62,8 @@ def abort_frees(target: Target) -> tuple[str, str]:
                 )
             )
             response.raise_for_status()
-            next(response.iter_lines(), None)
+            held.append(response.iter_lines())
+            next(held[-1], None)
         if idle is not None:
             busy = running(target)
     begun = time.monotonic()

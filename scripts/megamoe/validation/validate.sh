@@ -11,7 +11,7 @@
 # script when it is missing (said aloud). The API key is read from MEGAMOE_API_KEY or a file, never from an argument.
 set -euo pipefail
 
-usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 refuse() {
     echo "error: $1" >&2
     echo "  why: $2" >&2

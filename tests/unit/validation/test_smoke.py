@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,10 @@ def test_a_fault_fails_the_check_that_is_about_it(fault: str, check: str) -> Non
 @pytest.mark.parametrize(("fault", "check"), [("no_stream_usage", "streaming"), ("no_gauge", "abort frees its slot")])
 def test_what_a_server_does_not_tell_is_a_warning_and_no_pass(fault: str, check: str) -> None:
     assert states(smoke(FakeServer(fault=fault)))[check] == "warn"
+
+
+def test_all_streams_are_open_together_before_they_are_dropped() -> None:
+    assert f"running requests {abort.STREAMS}, back to 0" in detail(smoke(FakeServer()), "abort frees its slot")
 
 
 def test_every_bucket_is_asked_once_and_the_limit_from_both_sides() -> None:
@@ -200,6 +204,17 @@ def test_a_broken_stack_lock_fails_its_check_and_hides_no_other(
     assert states(outcome)["labels and versions"] == "fail" and states(outcome)["known answer"] == "pass"
 
 
+def during(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Lets something happen within the smoke, after its first look at the evidence and before its checks."""
+    (name, check), *rest = run.CHECKS
+
+    def first(target: Any) -> tuple[str, str]:
+        act()
+        return check(target)
+
+    monkeypatch.setattr(run, "CHECKS", ((name, first), *rest))
+
+
 def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "passed", only: int | None = None) -> None:
     """What the adapter's own writer leaves, so that reader and writer cannot drift apart."""
     for rank in range(ranks if only is None else only):
@@ -211,9 +226,9 @@ def evidence(folder: Path, launches: int, ranks: int = 2, selftest: str = "passe
         writer.write()
 
 
-def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path) -> None:
+def test_growing_counters_on_every_rank_prove_the_fused_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence(tmp_path, 10)
-    threading.Timer(0.3, lambda: evidence(tmp_path, 20)).start()
+    during(monkeypatch, lambda: evidence(tmp_path, 20))
     outcome = smoke(FakeServer(), str(tmp_path))
     assert outcome.data["fused_path_active"] is True and outcome.status == "pass"
     assert "all 2 ranks and 2 layers" in detail(outcome, "fused path")
@@ -232,12 +247,14 @@ def test_incomplete_evidence_is_no_evidence(
 ) -> None:
     evidence(tmp_path, 10, **({"only": change["only"]} if "only" in change else {}))
     after = {"launches": 20, **change}
-    threading.Timer(0.3, lambda: evidence(tmp_path, **after)).start()
+    during(monkeypatch, lambda: evidence(tmp_path, **after))
     outcome = smoke(FakeServer(), str(tmp_path))
     assert outcome.exit_code == Exit.NO_EVIDENCE and outcome.data["fused_path_active"] is False
 
 
-def test_a_layer_that_ran_before_but_not_during_the_smoke_is_named(tmp_path: Path) -> None:
+def test_a_layer_that_ran_before_but_not_during_the_smoke_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evidence(tmp_path, 10)
 
     def one_layer_only() -> None:
@@ -246,7 +263,7 @@ def test_a_layer_that_ran_before_but_not_during_the_smoke_is_named(tmp_path: Pat
             status = ranks[rank]
             StatusWriter(tmp_path, status, interval_s=0).forward("layers.0", 7)
 
-    threading.Timer(0.3, one_layer_only).start()
+    during(monkeypatch, one_layer_only)
     outcome = smoke(FakeServer(), str(tmp_path))
     assert outcome.exit_code == Exit.NO_EVIDENCE
     assert "rank 0: 1 layers were not run during the smoke: layers.1" in detail(outcome, "fused path")
@@ -275,14 +292,16 @@ def test_launch_counters_that_stop_prove_freed_slots_where_there_is_no_gauge(
 ) -> None:
     monkeypatch.setattr(abort, "PATIENCE_S", 8.0)
     evidence(tmp_path, 10)
-    threading.Timer(0.3, lambda: evidence(tmp_path, 20)).start()
+    during(monkeypatch, lambda: evidence(tmp_path, 20))
     outcome = smoke(FakeServer(fault="no_gauge"), str(tmp_path))
     assert "launch counters then stand still" in detail(outcome, "abort frees its slot")
 
 
-def test_a_self_test_that_the_servers_own_environment_switched_off_is_said_and_proves_nothing(tmp_path: Path) -> None:
+def test_a_self_test_that_the_servers_own_environment_switched_off_is_said_and_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evidence(tmp_path, 10, selftest="off")
-    threading.Timer(0.3, lambda: evidence(tmp_path, 20, selftest="off")).start()
+    during(monkeypatch, lambda: evidence(tmp_path, 20, selftest="off"))
     outcome = smoke(FakeServer(), str(tmp_path), selftest_off=True)
     assert outcome.exit_code == Exit.PASS and outcome.data["fused_path_active"] is False
     assert states(outcome)["fused path"] == "not_run"
