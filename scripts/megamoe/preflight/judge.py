@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from megamoe.deploy.schema import Deploy
 from megamoe.envelope import Finding
 from megamoe.preflight import hardware, storage
 from megamoe.preflight.engine import engine
-from megamoe.preflight.reading import Facts, finding, mapping, num, rows, text, unknown
+from megamoe.preflight.permissions import permissions
+from megamoe.preflight.reading import Facts, finding, num, rows, text, unknown
 
 STRANDED_MB = 2048  # field_bugs 80: more VRAM than this in use without an owner is not bookkeeping
 
@@ -37,105 +36,6 @@ def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
         *storage.locks(facts),
         *engine(facts, deploy),
     ]
-
-
-def permissions(facts: Facts, deploy: Deploy) -> list[Finding]:
-    """Only a real open of /dev/kfd as the container's user is evidence (field_bugs 67, 68)."""
-    host, probe = mapping(facts.get("host")), mapping(facts.get("probe"))
-    nodes = {p: int(g) for p, d in mapping(host.get("dev")).items() if (g := num(mapping(d).get("gid"))) is not None}
-    opened = probe.get("open_kfd_rdwr")
-    have = probe.get("container_groups")
-    groups = sorted(set(nodes.values()))
-    numbers = ", ".join(map(str, groups)) or "the number from `stat -c %g /dev/kfd`"
-    fix = f"give numeric groups: container.group_add: [{numbers}]; names resolve inside the image to other numbers"
-    why = "the engine's ranks open it read-write; a monitoring tool that lists the GPUs does not need that"
-    if isinstance(opened, str) and opened != "OK":
-        if opened in ("EACCES", "EPERM"):
-            image = mapping(mapping(facts.get("image")).get("groups"))
-            drift = "".join(
-                f"; group {n} is {image[n]} in the image and {g} on the host"
-                for n, g in mapping(host.get("groups")).items()
-                if n in image and image[n] != g
-            )
-            return [
-                finding(
-                    "DEVICE_PERMISSION",
-                    "error",
-                    f"the container's user may not open /dev/kfd "
-                    f"({opened}){drift}; "
-                    f"the node belongs to group {nodes.get('/dev/kfd', 'unknown')}",
-                    why,
-                    fix,
-                )
-            ]
-        return [
-            finding(
-                "DEVICE_UNUSABLE",
-                "error",
-                f"opening /dev/kfd gives {opened[:20]}",
-                why,
-                "ENOENT: the node was not passed or amdgpu is not loaded; EINVAL: driver and user space do not fit",
-            )
-        ]
-    if isinstance(have, list) and groups:
-        root = 0 in [g for g in have if num(g) == 0]
-        lacking = [g for g in groups if g not in have]
-        if lacking and not root and opened != "OK":
-            return [
-                finding(
-                    "DEVICE_PERMISSION", "error", f"the container lacks group {', '.join(map(str, lacking))}", why, fix
-                )
-            ]
-    closed = [
-        p
-        for p, d in mapping(host.get("dev")).items()
-        if re.fullmatch(r"0?[0-7]{3}", mode := text(mapping(d).get("mode"), 8))
-        and int(mode[-2]) & 6 != 6
-        and int(mode[-1]) & 6 != 6
-    ]
-    if closed and opened != "OK":
-        return [
-            finding(
-                "DEVICE_MODE",
-                "error",
-                f"{', '.join(sorted(closed)[:9])}: the node is closed to its group "
-                f"(mode {text(mapping(mapping(host.get('dev')).get(closed[0])).get('mode'), 8)})",
-                "no group number helps when the group has no rights",
-                "restore the driver's udev rule (70-amdgpu.rules: GROUP render, MODE 0660) and reload it with "
-                "`udevadm control --reload` and `udevadm trigger`",
-            )
-        ]
-    if isinstance(host.get("dev"), dict) and "/dev/kfd" not in host["dev"] and opened is None and nodes:
-        return [
-            finding(
-                "DEVICE_UNUSABLE",
-                "error",
-                "render nodes are there, /dev/kfd is not",
-                "there is no compute without it; tools that only list GPUs still work",
-                "load the whole driver (`modprobe amdgpu`), then see `dmesg | grep kfd`",
-            )
-        ]
-    on_host = probe.get("host_open_kfd_rdwr")
-    if opened is None and isinstance(on_host, str) and on_host not in ("OK", "EACCES", "EPERM"):
-        return [
-            finding(
-                "DEVICE_UNUSABLE",
-                "error",
-                f"opening /dev/kfd on the host gives {on_host[:20]}",
-                why,
-                "load amdgpu (`modprobe amdgpu`), then see `dmesg | grep amdgpu`",
-            )
-        ]
-    if opened is None:
-        return [
-            unknown(
-                "KFD_ACCESS",
-                "whether the container's user can open /dev/kfd is unknown",
-                "only a real open as that user is evidence",
-                "smoke-start the image, or give probe.open_kfd_rdwr",
-            )
-        ]
-    return []
 
 
 def vram(facts: Facts) -> list[Finding]:

@@ -199,6 +199,33 @@ def test_a_node_is_really_opened_as_the_containers_user() -> None:
         opened_as(node)
 
 
+NODE = {"mode": "0660", "uid": 0, "gid": 992}
+DEV = {"/dev/kfd": NODE, "/dev/dri/renderD128": NODE}
+
+
+@pytest.mark.parametrize(("probe", "dev", "user", "codes", "words"), [
+    ({"open_kfd_rdwr": "OK", "container_groups": [1000, 992]}, DEV, "1000:1000", [], ""),
+    ({"open_kfd_rdwr": "OK", "container_groups": [1000, 992]}, {**DEV, "/dev/dri/renderD128": {**NODE, "gid": 109}},
+     "1000:1000", ["DEVICE_PERMISSION"], "109 (/dev/dri/renderD128)"),
+    ({"container_groups": [1000, 44]}, {p: {**NODE, "mode": "0666"} for p in DEV}, "1000:1000",
+     ["UNKNOWN_KFD_ACCESS"], ""),
+    ({"container_groups": [0]}, DEV, "1000:0", ["DEVICE_PERMISSION"], "992"),
+    ({"container_groups": [0]}, DEV, None, ["UNKNOWN_KFD_ACCESS"], ""),
+    ({"open_kfd_rdwr": "EACCES", "container_groups": [992]}, DEV, "1000:1000", ["DEVICE_PERMISSION"], "user namespace"),
+    ({"open_kfd_rdwr": "EPERM"}, DEV, "1000:1000", ["DEVICE_PERMISSION"], "container.devices"),
+    ({"open_kfd_rdwr": "EINVAL"}, DEV, None, ["DEVICE_UNUSABLE"], "driver"),
+])  # fmt: skip
+def test_permissions_by_open_then_by_numbers_and_modes(
+    probe: dict[str, Any], dev: dict[str, Any], user: str | None, codes: list[str], words: str
+) -> None:
+    from megamoe.preflight.permissions import permissions
+
+    text = TEXT.replace("args:", f'container: {{user: "{user}"}}\nargs:') if user else TEXT
+    found = permissions({"probe": probe, "host": {"dev": dev}}, parse_deploy(text).deploy)
+    assert [f.code for f in found] == codes
+    assert words in "".join(f.what + f.fix for f in found)
+
+
 def opened_as(node: Path) -> None:
     assert collect_facts.open_as(str(node), 1000, 1000, [44, 105]) == "OK"
     assert collect_facts.open_as(str(node), 1000, 1000, [44]) == "EACCES"
