@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from megamoe.image import arguments, facts, launch
+from megamoe.image import arguments, facts, kernels, launch
 from megamoe.version import identity
 from megamoe_atom.problem import Exit, Problem
 
@@ -321,6 +321,23 @@ def test_kernels_made_ahead_of_time_are_put_where_the_engine_may_also_write(
     assert (tmp_path / "run/flydsl/launch_1/k.pkl").read_bytes() == b"k"
     assert (tmp_path / "run/flydsl/other_2/a.pkl").exists()
     assert (tmp_path / "run/aiter/module_x.so").resolve() == site / "aiter/jit/module_x.so"
+
+
+def test_kernels_compiled_after_the_start_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "kernels/abc/launch_1").mkdir(parents=True)
+    (tmp_path / "kernels/abc/launch_1/k.pkl").write_bytes(b"k")
+    (tmp_path / "kernels/aot.json").write_text(json.dumps({"cache": "abc", "kernels": 1}))
+    env = {"FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path / "cache"), "MEGAMOE_KERNELS": str(tmp_path / "kernels")}
+    assert kernels.counts({}) is None
+    launch.seed_caches(env)
+    found = kernels.counts(env)
+    assert found == {"ahead_of_time": 1, "lost": 0, "compiled_since": 0}
+    assert kernels.findings(found) == []
+    (tmp_path / "cache/launch_1/new.pkl").write_bytes(b"n")
+    (tmp_path / "cache/launch_1/k.pkl").unlink()
+    found = kernels.counts(env)
+    assert found == {"ahead_of_time": 1, "lost": 1, "compiled_since": 1}
+    assert [f.code for f in kernels.findings(found)] == ["kernels_compiled_here"]
 
 
 @pytest.mark.parametrize(

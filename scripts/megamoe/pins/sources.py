@@ -293,7 +293,8 @@ def _sums_hold(folder: Path) -> bool:
     sums = folder / "SHA256SUMS"
     if not sums.is_file():
         return False
-    listed = dict(reversed(line.split(maxsplit=1)) for line in sums.read_text().splitlines() if line.strip())
+    rows = [line.split(maxsplit=1) for line in sums.read_text().splitlines() if line.strip()]
+    listed = {name: digest for digest, name in rows}
     return {path.name for path in folder.glob("*.deb")} == set(listed) and all(
         sha256_of(folder / name) == digest for name, digest in listed.items()
     )
