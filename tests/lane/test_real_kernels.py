@@ -8,7 +8,6 @@ tests/kernels. Captures compile for half a minute each, so one case is captured 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import struct
 import subprocess
@@ -23,28 +22,6 @@ from kernel_lane.machine.schedule import Schedule
 from real import checkout, python_with
 
 pytestmark = [pytest.mark.checkout, pytest.mark.slow]
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-@pytest.fixture(scope="session")
-def captured(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """case name -> Executor, through the command line."""
-    flydsl = checkout("MEGAMOE_FLYDSL_DIR")
-    python = python_with("flydsl.expr.buffer_ops, torch", "MEGAMOE_FLYDSL_PYTHON")
-    folder = tmp_path_factory.mktemp("bundles")
-
-    @functools.cache
-    def capture(case: str, *, golden: bool = False, exit_code: int = 0) -> Executor:
-        words = ["--golden", str(GOLDEN / f"{case}.npz")] if golden else []
-        done = subprocess.run(
-            [sys.executable, "-m", "megamoe", "kernels", "capture", "--flydsl", str(flydsl), "--case", case, "--out",
-            str(folder / case),
-             "--python", python, "--json", *words], capture_output=True, text=True, timeout=2400)  # fmt: skip
-        assert done.returncode == exit_code, done.stdout[-2000:]
-        assert json.loads(done.stdout)["data"]["equal_in_order"] == (exit_code == 0)
-        return Executor(Bundle.read(folder / case))
-
-    return capture
 
 
 def wrong(executor: Executor, schedule: str, **options: object) -> tuple[bool, Run]:
@@ -59,7 +36,9 @@ def kinds(run: Run, kernel: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("case", ["micro", "micro_compact", "micro_u32", "small", "w2", "w2_compact", "w8"])
 def test_a_golden_layer_is_exact_in_order_at_random_and_overlapping(captured, case: str) -> None:  # type: ignore[no-untyped-def]
     executor = captured(case, golden=True)
-    for schedule, overlap in (("order", False), ("order", True), ("random@3", False)):
+    # At eight ranks random schedules meet E9, which has a test of its own below.
+    schedules = [("order", False), ("order", True)] + [("random@3", False)] * (case != "w8")
+    for schedule, overlap in schedules:
         run = executor.run(Schedule.parse(schedule), overlap=overlap)
         assert run.stop == "" and compare(executor.bundle, run.results) == [], (schedule, overlap)
     assert not [

@@ -167,6 +167,7 @@ class Recorder:
 
     def save(self, folder: Path, case: dict[str, Any], ranks: int) -> None:
         used = self._reachable()
+        self._name_by_use()
         for n, t in enumerate(used):
             t.name = t.name or f"r{t.rank}.tensor{n}"
         names: set[str] = set()
@@ -210,6 +211,14 @@ class Recorder:
                 ]})  # fmt: skip
         writer.close(case, ranks)
 
+    def _name_by_use(self) -> None:
+        """Temporaries that no attribute holds take the name of the kernel argument that first uses them."""
+        for step in self.steps:
+            for launch in step.get("launches", []):
+                for offset, tensor, _ in launch["pointers"]:
+                    argument = _ARGUMENTS.get((launch["name"], offset), f"arg{offset}")
+                    tensor.name = tensor.name or f"r{tensor.rank}.{launch['name']}.{argument}"
+
     def _reachable(self) -> list[Tracked]:
         """Tensors that kernels can reach: named in kernel arguments, or in a table of pointers that they reach."""
         spans = sorted((t.address, t.address + t.data.size, t) for t in self.tracked.values() if t.init is not None)
@@ -239,6 +248,9 @@ def _inside(spans: list[tuple[int, int, Tracked]], address: int) -> tuple[Tracke
     return None
 
 
+# Arguments by kernarg offset, where the host code keeps no attribute for them.
+_ARGUMENTS = {("quant", 0): "x", ("quant", 24): "x_q", ("quant", 48): "x_scale", ("stage1", 256): "topk_ids",
+              ("stage1", 264): "topk_weights"}  # fmt: skip
 _SHORT = (("mfma_fmoe1", "stage1"), ("mfma_moe2", "gemm2"), ("mfma_moe1", "gemm1"), ("ep_combine", "combine"),
           ("ep_dispatch", "dispatch"), ("per_1x32_mx_quant", "quant"), ("moe_sorting", "sort"),
           ("mxfp4_moe_scale_sort", "scale_sort"))  # fmt: skip
