@@ -34,6 +34,7 @@ EDITS = TREES | {
 }
 
 
+COMPILER = HERE.parents[1] / "scripts/megamoe/kernels/compile_stage1.py"
 KEPT = ("sha256", "bytes", "instructions", "vgprs", "agprs", "sgprs", "lds", "scratch", "spills", "counted_waits",
         "lds_dma_left")  # fmt: skip
 
@@ -49,7 +50,7 @@ def rows(shop: Workshop) -> list[dict[str, Any]]:
         if missing:
             where = (str(ADAPTER), str(shop.tree(tree)), str(folder))
             subprocess.run(
-                [shop.python, str(HERE / "compile_stage1.py"), *where, *missing],
+                [shop.python, str(COMPILER), *where, *missing],
                 check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
         for spec in specs:

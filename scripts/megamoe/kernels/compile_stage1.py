@@ -1,5 +1,8 @@
 """Compiles stage-1 of production geometries for gfx950 (8 ranks, rank 0, 256 CUs) and writes the code objects.
 
+FlyDSL's cache cannot hold stage-1, so a build that wants it linted makes it so: `megamoe kernels lint OUT` reads it.
+A script of its own, as it runs in flydsl's Python, which may have no command line of ours.
+
 Usage: python compile_stage1.py ATOM_PATCH FLYDSL OUT MODEL:TOKENS:LIMIT...   (MODEL: pro or flash; LIMIT: 0 for none)
 
 The real constructor runs on tensors without memory, its launcher on tensors of one element: the compiler sees dtypes
@@ -28,10 +31,10 @@ os.environ |= {
 
 import torch  # noqa: E402 - after the environment
 from kernel_lane.capture import hip, upstream  # noqa: E402
+from megamoe_atom import limits  # noqa: E402
 
 torch.set_num_threads(1)
-SHAPES = {"pro": (7168, 3072, 384, 6), "flash": (4096, 2048, 256, 6)}
-"""hidden, inter, experts, topk of DeepSeek-V4-Pro and V4-Flash."""
+MODELS = {"pro": limits.V4_PRO, "flash": limits.V4_FLASH}
 
 
 class MetaTorch:
@@ -64,7 +67,7 @@ def main() -> None:
     launches: list[hip.Launch] = []
     device = hip.StandIn(launches.append)  # kept: the library calls back into it
     upstream.install_torch(256)
-    upstream.install_mori(MetaHeap())  # type: ignore[arg-type]
+    upstream.install_mori(MetaHeap())
     mega = importlib.import_module(upstream.MODULES[0])
     for name in upstream.MODULES:
         importlib.import_module(name).torch = MetaTorch()  # type: ignore[attr-defined]
@@ -73,7 +76,8 @@ def main() -> None:
     Path(OUT).mkdir(parents=True, exist_ok=True)
     for spec in SPECS:
         model, tokens, limit = spec.split(":")
-        h, i, e, k = SHAPES[model]
+        g = MODELS[model]
+        h, i, e, k = g.hidden, g.inter, g.experts, g.topk
         epr = e // 8
 
         def meta(*shape: int) -> torch.Tensor:
