@@ -177,30 +177,30 @@ def host(**probe: Any) -> dict[str, Any]:
 CASES = {
     # memory and heap
     "heap-in-a-unit-that-mori-misreads": Case(
-        "memory", "field_bugs 41; ROCm/mori src/shmem/init.cpp",
+        "memory", "ROCm/mori; ROCm/mori src/shmem/init.cpp",
         plan(env={"MORI_SHMEM_HEAP_SIZE": "0.5G"}), 2, ("MORI_SHMEM_HEAP_SIZE", "0.5G"), ("larger GPU",),
         plan(env={"MORI_SHMEM_HEAP_SIZE": "8192M"})),
     "heap-beside-a-share-that-fills-the-card": Case(
-        "memory", "sgl-project/sglang issue 35619; field_bugs 36",
+        "memory", "sgl-project/sglang issue 35619; field note, sgl-project/sglang#35619",
         plan(env={"MORI_SHMEM_HEAP_SIZE": "40G"}, args={"gpu_memory_utilization": 0.9}), 2,
         ("gpu_memory_utilization", "heap"), (),
         plan(env={"MORI_SHMEM_HEAP_SIZE": "16G"}, args={"gpu_memory_utilization": 0.85})),
     "kv-pool-of-less-than-one-request": Case(
-        "memory", "field_bugs 37",
+        "memory", "field note",
         diagnose("Concurrent capacity vs context length (max_model_len=131072, block_size=128, max_slots=64, "
                  "pool_blocks=900):\n" + SERVING), 1, ("KV_STARVED", "115200"), ("GPU_HARDWARE",),
         diagnose("Concurrent capacity vs context length (max_model_len=131072, block_size=128, max_slots=64, "
                  "pool_blocks=85436):\n" + SERVING)),
     # parallel layout
     "tensor-parallel-attention-sums-the-routed-output": Case(
-        "layout", "ROCm/ATOM pull 1666; field_bugs 29",
+        "layout", "ROCm/ATOM pull 1666; sgl-project/sglang#7692",
         plan(args={"enable_dp_attention": False}), 2, ("enable_dp_attention", "moe_backend"), (),
         plan(args={"enable_dp_attention": False, "enable_expert_parallel": False, "moe_backend": "standard"})),
     "two-capacities-for-one-step": Case(
-        "layout", "field_bugs 53, 55",
+        "layout", "field note",
         plan(env={"FUSED_MEGA_DECODE_MTPR": "128"}), 2, ("FUSED_MEGA_DECODE_MTPR", "every rank"), (), plan()),
     "more-ranks-than-gpus": Case(
-        "layout", "uccl-project/uccl issue 923 (EP across nodes hangs silently); field_bugs 51",
+        "layout", "uccl-project/uccl issue 923 (EP across nodes hangs silently); field note",
         plan(args={"data_parallel": 2}), 2, ("16 ranks", "8"), (), plan(args={"tensor_parallel": 8})),
     # container flags
     "podman-with-a-shm-size-in-a-shared-namespace": Case(
@@ -209,11 +209,11 @@ CASES = {
         ("container:other", "shm_size", "125"), (),
         plan(container={"engine": "podman", "ipc": "private", "shm_size": "8g"})),
     "a-patch-mounted-over-the-image": Case(
-        "flags", "field_bugs 10, 78",
+        "flags", "field note",
         plan(container={"volumes": ["/srv/fix:/usr/local/lib/python3.12/dist-packages/aiter"]}), 2,
         ("digest", "native"), (), plan(container={"volumes": ["/srv/prompts:/data/prompts:ro"]})),
     "the-name-is-taken-by-a-container-that-was-killed": Case(
-        "flags", "ansible/ansible issue 64492; field_bugs 132",
+        "flags", "ansible/ansible issue 64492; ansible/ansible#64492",
         diagnose('docker: Error response from daemon: Conflict. The container name "/moe" is already in use by '
                  'container "4f5a".\n'), 1, ("CONTAINER_NAME_IN_USE", "docker logs"), ("rm -f", "PORT_IN_USE"),
         diagnose("docker: container moe started\n" + SERVING)),
@@ -255,7 +255,7 @@ CASES = {
         diagnose(HW + "".join(WATCHDOG.format(r=r) for r in (0, 1, 2))), 1, ("GPU_HARDWARE", "drain"),
         ("RANK_DIVERGENCE",), diagnose("INFO hardware exceptions: 0\n" + SERVING)),
     "the-cause-is-in-another-ranks-file": Case(
-        "logs", "field_bugs 61, 109",
+        "logs", "field note",
         diagnose("11:05:01 watchdog: no progress for 300 s\n", "11:00:01 Traceback (most recent call last):\n"
                  "11:00:01   File \"x.py\", line 3\n11:00:01 KeyError: 'w2'\n", "11:05:02 ConnectionResetError: [Errno "
                  "104] Connection reset by peer\n"), 1, ("RANK_DIED_FIRST", "rank1.log", "KeyError"), ("network",),
@@ -266,11 +266,11 @@ CASES = {
         gate(result(0.01, 0.01), samples(1306, 13)), 5, ("1306",), ("accuracy 0.01",),
         gate(result(), samples(5, 1243))),
     "strict-is-zero-and-flexible-is-not": Case(
-        "gate", "vllm-project/dllm-plugin pull 45; field_bugs 115",
+        "gate", "vllm-project/dllm-plugin pull 45; EleutherAI/lm-evaluation-harness#2034",
         gate(result(strict=0.0), metric="exact_match,strict-match"), 1, ("strict",), ("PASS:",),
         gate(result(strict=0.0))),
     "a-part-of-the-questions": Case(
-        "gate", "sgl-project/sglang issues 20304, 31702; field_bugs 120",
+        "gate", "sgl-project/sglang#20304, #31702, #38725",
         gate(result(**{"n-samples": {"gsm8k": {"original": 1319, "effective": 200}}})), 5, ("200", "1319"), ("PASS:",),
         gate(result())),
     # benchmark inputs
@@ -282,7 +282,7 @@ CASES = {
         "bench", "vllm-project/guidellm issue 444; vllm-project/vllm pull 26478",
         bench(completed=1800), 5, ("1800", "2048"), (), bench()),
     "a-warm-prefix-cache": Case(
-        "bench", "vllm-project/vllm pull 53920; field_bugs 139",
+        "bench", "vllm-project/vllm pull 53920; vllm-project/vllm#53920, vllm-project/vllm#52884",
         bench(proof=False, mean_ttft_ms=0.0, p99_ttft_ms=0.0), 0, ("diagnostic",), ('"mean_ttft_ms": 0.0',),
         bench()),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from megamoe.envelope import Finding
 from megamoe.text_input import display_name
 
 TYPICAL_TOKENS = 8192  # a request of the benchmarks on record (input length 8192)
-CHANGED_SHARE = 0.05  # field_bugs 40
+CHANGED_SHARE = 0.05  # ROCm/ATOM#2267
 _ATOM = re.compile(r"max_model_len=(\d{1,12}), block_size=(\d{1,6}), max_slots=(\d{1,9}), pool_blocks=(-?\d{1,12})")
 _VLLM = re.compile(r"KV cache size: ([\d,]{1,20}) tokens", re.I)
 

@@ -17,7 +17,7 @@ from megamoe.envelope import Finding, Outcome
 from megamoe.text_input import display_name
 
 HEAP_NEED_BYTES = megamoe_heap_bytes(V4_PRO)  # the largest validated geometry: DeepSeek-V4-Pro, 8192 tokens per rank
-ABSURD_FACTOR = 3  # a single request above this multiple of the whole need is a wrong geometry (field_bugs 34)
+ABSURD_FACTOR = 3  # a single request above this multiple of the whole need is a wrong geometry (ROCm/ATOM#1666)
 LOCK_REPEATS, LOCK_SECONDS = 5, 300.0
 NEAR_LINES = 200  # a specific fault this close after a generic exception of the same rank belongs to the same stack
 
@@ -208,7 +208,7 @@ class Judge:
         return None
 
     def still_starting(self, event: Event) -> bool:
-        """503 before the server was ever ready: it says itself that it is still starting (field_bugs 108)."""
+        """503 before the server was ever ready: it says itself that it is still starting (Hal0ai/hal0#1969)."""
         status = _STATUS.search(event.text)
         return status is not None and status[1] == "503" and not any(self.before(r, event) for r in self.ready)
 

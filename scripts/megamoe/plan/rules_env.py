@@ -10,7 +10,8 @@ from megamoe.deploy.sizes import human, mori_bytes, mori_bytes_as_parsed
 from megamoe.plan.effective import MEGA_ENV, tokens_per_rank
 from megamoe.plan.rule import Context, Hit, refuse, warn
 
-# Kinds of switches that no service may have, whatever the engine calls them (field_bugs 49, 52, 53, 55, 147).
+# Kinds of switches that no service may have, whatever the engine calls them.
+# Sources: sgl-project/sglang#22952, AMD-AGI/Primus#927, ROCm/FlyDSL#876, field notes.
 _TUNING = re.compile(r"(AUTO_?TUNE|ONLINE_?TUNE|TUNE_GEMM)(?!.*(CACHE|DIR|CSV|LOG|FILE|PATH))")
 _DUAL_CAPACITY = re.compile(r"DECODE_\w*MTPR|MTPR_\w*DECODE|DUAL_?(MTPR|CAPACITY|MODE)|FIXED_SLOT")
 _BALANCED = re.compile(r"FAKE_?EPLB|(FORCE|FAKE)D?_\w*(BALANCE|UNIFORM)|(UNIFORM|RANDOM|BALANCED)_ROUTING")

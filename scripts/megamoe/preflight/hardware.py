@@ -11,7 +11,7 @@ from megamoe.preflight.reading import Facts, finding, gib, mapping, num, rows, t
 
 
 def count(facts: Facts, deploy: Deploy) -> list[Finding]:
-    """GPU count from sources that must agree (field_bugs 85)."""
+    """GPU count from sources that must agree (ROCm/legacy-rocm-build#3856, #4454, #5008)."""
     expected = int(num(facts.get("expected_gpus")) or deploy.gpu.count)
     sources = {
         k: n

@@ -9,7 +9,7 @@ from megamoe.preflight.engine import engine
 from megamoe.preflight.permissions import permissions
 from megamoe.preflight.reading import Facts, finding, num, rows, text, unknown
 
-STRANDED_MB = 2048  # field_bugs 80: more VRAM than this in use without an owner is not bookkeeping
+STRANDED_MB = 2048  # ROCm/rocm-systems#8263: more VRAM than this in use without an owner is not bookkeeping
 
 
 def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
@@ -39,7 +39,7 @@ def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
 
 
 def vram(facts: Facts) -> list[Finding]:
-    """Memory in use, and by whom: only live processes with VRAM are owners (field_bugs 80-82)."""
+    """Memory in use, and by whom: only live processes with VRAM are owners (ROCm/rocm-systems#8263, #7331)."""
     listed = rows(facts.get("gpus"))
     if listed is None:
         return [

@@ -13,7 +13,7 @@ WHY = "the engine's ranks open it read-write; a monitoring tool that lists the G
 
 
 def permissions(facts: Facts, deploy: Deploy) -> list[Finding]:
-    """The first thing that is certain. rocm-smi's success is no evidence (field_bugs 67, 68)."""
+    """The first thing that is certain. rocm-smi's success is no evidence (ROCm/ROCm-docker#116, #93)."""
     return next(iter(_findings(facts, deploy)), [])
 
 

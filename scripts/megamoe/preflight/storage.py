@@ -8,7 +8,7 @@ from megamoe.envelope import Finding
 from megamoe.preflight.policy import policy
 from megamoe.preflight.reading import Facts, finding, gib, mapping, num, rows, text, unknown
 
-SHM_DEFAULT, SHM_WANTED = 64 << 20, 8 << 30  # field_bugs 72
+SHM_DEFAULT, SHM_WANTED = 64 << 20, 8 << 30  # NVIDIA/nccl#342, pytorch/torchtitan#853, vllm-project/vllm#1710
 NETWORK = ("nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "glusterfs", "beegfs", "9p", "virtiofs", "wekafs", "gpfs")
 
 
@@ -142,7 +142,7 @@ def model(facts: Facts, deploy: Deploy) -> list[Finding]:
 
 
 def locks(facts: Facts) -> list[Finding]:
-    """Lock files of ended compiles (field_bugs 56)."""
+    """Lock files of ended compiles (SemiAnalysisAI/InferenceX#1360)."""
     listed = facts.get("stale_locks")
     names = [text(r.get("path") if isinstance(r, dict) else r, 200) for r in listed] if isinstance(listed, list) else []
     names = [n for n in names if n]

@@ -1,4 +1,4 @@
-"""One log per field bug that a log can decide (numbers of the list of field bugs; words: further kinds).
+"""One log per bug of the field that a log can decide (ids are numbers of our collection; words: further kinds).
 
 The messages are as in the wild, everything around them is invented. Several have a twin (t) with the opposite verdict.
 """
