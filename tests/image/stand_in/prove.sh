@@ -45,7 +45,7 @@ fi
 build() { # NAME [FLAG...]
     inner docker buildx bake --progress plain -f "$PWD/docker-bake.hcl" -f "$work/bake.json" rocm \
         --set "rocm.context=$PWD" --set "rocm.contexts.mirror=$mirror" --set rocm.args.ROCM_BASE=mmimg-base:1 \
-        --set rocm.args.STAND_IN=allow --set rocm.attest= --set "rocm.output=type=oci,dest=$work/$1.tar,rewrite-timestamp=true" \
+        --set rocm.args.STAND_IN=allow --provenance=false --set "rocm.output=type=oci,dest=$work/$1.tar,rewrite-timestamp=true" \
         --metadata-file "$work/$1.json" "${@:2}" >"$work/$1.log" 2>&1 || { tail -n 30 "$work/$1.log" >&2 && return 1; }
     awk '/step .*:|kernels|as pinned|PASS/' "$work/$1.log"
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from megamoe.pins import check, sources
-from megamoe.pins.model import Pins, load_pins
+from megamoe.pins.model import ClosurePin, Pins, load_pins
 from megamoe.resources import resource
 from megamoe_atom.problem import Exit, Problem
 
@@ -169,3 +169,62 @@ def test_a_mirror_of_other_pins_is_refused(served: tuple[Pins, str, Path]) -> No
     del manifest["files"]["git/git.name.bundle"]
     (mirror / "manifest.json").write_text(json.dumps(manifest))
     assert "mirror_incomplete" in [f.code for f in sources.verify(served[0], mirror)]
+
+
+def test_a_closure_for_another_python_is_asked_for_as_wheels_and_sources_apart() -> None:
+    lock = f"# made\nalpha==1.0 \\\n    --hash=sha256:{'1' * 64}\nzmq==0.0.0 \\\n    --hash=sha256:{'2' * 64}\n"
+    closure = ClosurePin.model_validate(
+        {"python": "3.12", "glibc": "2_39", "as_of": "2026-07-22T12:00:00Z", "source_only": ["zmq"]}
+    )
+    (wheel_options, wheels), (source_options, source) = sources.closure_requests(lock, closure)
+    assert "--only-binary=:all:" in wheel_options and "manylinux_2_39_x86_64" in wheel_options
+    assert "manylinux2014_x86_64" in wheel_options  # a wheel that carries only this name is no other's synonym
+    assert "alpha" in wheels and "zmq" not in wheels
+    assert source_options == ["--no-binary=:all:"] and source.startswith("zmq==0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        pytest.param("same", None, id="the locked bytes"),
+        pytest.param("other", "source_hash", id="other bytes under the same name"),
+        pytest.param("none", "source_unreachable", id="not served"),
+    ],
+)
+def test_a_closure_is_mirrored_whole_or_not_at_all(served: tuple[Pins, str, Path], kind: str, code: str | None) -> None:
+    tmp = served[2]
+    wheel = next((tmp / "wheels").iterdir())
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest() if kind != "other" else "2" * 64
+    (tmp / "requirements").mkdir()
+    (tmp / "requirements/one.lock").write_text(f"thing==1.0 \\\n    --hash=sha256:{digest}\n")
+    if kind == "none":
+        wheel.unlink()
+    files: dict[str, dict[str, str]] = {}
+    (tmp / "m/closure").mkdir(parents=True)
+    found = sources._mirror_closure(tmp, "one", None, tmp / "m", files, lambda line: None)
+    assert [f.code for f in found] == ([code] if code else [])
+    assert [p.name for p in (tmp / "m/closure/one").iterdir()] == ([] if code else ["thing-1.0-py3-none-any.whl"])
+    assert not [p for p in (tmp / "m/closure").iterdir() if p.name.startswith(".")]
+
+
+def test_debian_packages_of_a_mirror_are_complete_and_unchanged(tmp_path: Path) -> None:
+    deb = tmp_path / "a_1.deb"
+    deb.write_bytes(b"deb")
+    (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(b'deb').hexdigest()}  a_1.deb\n")
+    assert sources._sums_hold(tmp_path)
+    (tmp_path / "b_1.deb").write_bytes(b"not listed")
+    assert not sources._sums_hold(tmp_path)
+    (tmp_path / "b_1.deb").unlink()
+    deb.write_bytes(b"de")
+    assert not sources._sums_hold(tmp_path)
+
+
+def test_packages_that_the_base_lacks_are_refused_without_their_sums(tmp_path: Path) -> None:
+    script = resource("docker/pins.toml").parent / "rocm/install_apt.sh"
+    done = subprocess.run(["bash", str(script), str(tmp_path)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "SHA256SUMS is missing" in done.stderr and "megamoe pins mirror" in done.stderr
+    (tmp_path / "SHA256SUMS").write_text(f"{'1' * 64}  a_1.deb\n")
+    (tmp_path / "a_1.deb").write_bytes(b"truncated")
+    done = subprocess.run(["bash", str(script), str(tmp_path)], capture_output=True, text=True, timeout=30)
+    assert done.returncode != 0 and "a_1.deb" in done.stderr + done.stdout
