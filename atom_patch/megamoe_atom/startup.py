@@ -14,7 +14,7 @@ from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files
 from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe_atom.settings import Settings, parse
 from megamoe_atom.status import RankStatus, StatusWriter
-from megamoe_atom.support import SupportInputs, of_edits, of_layer, reasons_against, require_supported
+from megamoe_atom.support import ANY_LAYER, SupportInputs, of_edits, of_layer, reasons_against, require_supported
 
 if TYPE_CHECKING:
     from megamoe_atom.experts import Geometry
@@ -24,28 +24,40 @@ def support_inputs(
     config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any, edits: frozenset[str]
 ) -> SupportInputs:
     """ATOM's config, the environment, one layer, this machine and the kernels' edits, as support.py takes them."""
-    import torch
-
     parallel = layer.moe_parallel_config
-    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     launch = SupportInputs(
         tp_size=int(parallel.tp_size),
         dp_size=int(parallel.dp_size),
-        visible_gpus=torch.cuda.device_count(),
         heap_bytes=settings.heap_bytes,
         quant=geometry.quant,
-        mtpr=geometry.mtpr,
-        max_num_batched_tokens=int(layer.moe_config.max_num_tokens),
         accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
+    )
+    return of_layer(_of_config(of_edits(_of_machine(launch), edits), config, settings), layer, method)
+
+
+def _of_machine(launch: SupportInputs) -> SupportInputs:
+    """`launch` with what this process sees of GPUs, and of the wheel that compiles for them."""
+    import torch
+
+    try:
+        flydsl = importlib.metadata.version("flydsl")
+    except importlib.metadata.PackageNotFoundError:
+        flydsl = ""
+    launch = replace(launch, flydsl_version=flydsl)
+    if not torch.cuda.is_available():
+        return replace(launch, visible_gpus=0, arch="not visible to torch", cu_count=0)
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return replace(
+        launch,
+        visible_gpus=torch.cuda.device_count(),
         arch=str(gpu.gcnArchName).split(":")[0],
-        flydsl_version=importlib.metadata.version("flydsl"),
         cu_count=int(gpu.multi_processor_count),
     )
-    return of_layer(_of_config(of_edits(launch, edits), config, settings), layer, method)
 
 
 def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> SupportInputs:
     """`launch` with what ATOM's config and the environment decide for every layer."""
+    tokens = int(config.max_num_batched_tokens)
     return replace(
         launch,
         dp_attention=bool(config.enable_dp_attention),
@@ -53,6 +65,8 @@ def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> Suppor
         tbo=bool(config.enable_tbo or config.enable_tbo_decode),
         eplb=bool(config.eplb_enable),
         plugin_mode=None if config.plugin_config is None else "another server",
+        mtpr=tokens if settings.mtpr is None else settings.mtpr,
+        max_num_batched_tokens=tokens,
         shmem_mode=settings.shmem_mode,
         triton_moe=settings.triton_moe,
         triton_moe_decode=settings.triton_moe_decode,
@@ -61,9 +75,9 @@ def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> Suppor
     )
 
 
-def config_reasons(config: Any, settings: Settings) -> list[Reason]:
-    """What the launch alone tells, before a kernel is loaded: the same rows of support.py, on a machine that fits."""
-    return reasons_against(_of_config(SupportInputs(), config, settings))
+def config_reasons(config: Any, settings: Settings, machine: SupportInputs = ANY_LAYER) -> list[Reason]:
+    """What launch and machine alone tell, before a kernel is loaded or a weight is read: rows of support.py."""
+    return reasons_against(_of_config(machine, config, settings))
 
 
 def ep_group() -> Any:
@@ -137,15 +151,24 @@ def status_writer(settings: Settings, geometry: Geometry, edits: frozenset[str])
 
 
 def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> Runtime:
-    """Raises Problem with every reason at once when this launch may not use MegaMoE."""
+    """The runtime of this process.
+
+    Raises:
+        Problem: every reason at once that launch, machine and kernels give. What only a layer tells (sizes, heap) is
+            told at the first layer, again all at once.
+    """
     settings = parse(environment)
-    reasons = config_reasons(config, settings)
-    if reasons:
+    reasons = config_reasons(config, settings, _of_machine(ANY_LAYER))
+    path, edits = settings.kernels_path, frozenset[str]()
+    if path is not None:
+        try:
+            edits = kernel_edits.present(verify_files(path.resolve()))
+            require_edits(edits, settings.kernel_edits)
+        except Problem as problem:
+            reasons += problem.reasons
+    if reasons or path is None:  # config_reasons refuses the absence of a path
         raise Problem.of(reasons)
-    assert settings.kernels_path is not None  # config_reasons refuses its absence
-    megamoe = load_megamoe(settings.kernels_path)
-    edits = kernel_edits.present(verify_files(settings.kernels_path.resolve()))
-    require_edits(edits, settings.kernel_edits)
+    megamoe = load_megamoe(path)
     import torch
 
     from megamoe_atom.selftest import SelfTest

@@ -76,6 +76,19 @@ class SupportInputs:
     kernels_path_given: bool = True
 
 
+ANY_LAYER = SupportInputs(
+    hidden=512,
+    padded_hidden=512,
+    inter=256,
+    padded_inter=256,
+    experts=8,
+    topk=1,
+    heap_bytes=2**62,
+    swiglu_limit=0.0,
+    fixed_slot_race_closed=True,
+)
+"""A layer that runs wherever any does: what is wrong with a launch for this one is wrong with the launch itself."""
+
 LAYER_ROWS = frozenset(
     {
         "ep_off",
@@ -404,7 +417,7 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
     refuse(
         c.flydsl_version not in FLYDSL_VERSIONS,
         "flydsl_version",
-        f"flydsl {c.flydsl_version} is installed",
+        f"flydsl {c.flydsl_version} is installed" if c.flydsl_version else "flydsl is not installed",
         "older compilers reject the kernels, newer ones lack flydsl.expr.buffer_ops",
         "install flydsl 0.2.4",
     )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megamoe_atom.problem import Problem, Reason
 from megamoe_atom.settings import Settings
 from megamoe_atom.settings import parse as adapter_settings
-from megamoe_atom.support import SupportInputs, reasons_against
+from megamoe_atom.support import ANY_LAYER, SupportInputs, reasons_against
 
 from reference_engine import faults
 
@@ -118,13 +118,9 @@ def support_inputs(ranks: int, mbt: int, *, expert_parallel: bool = True, dp_att
     The ranks are simulated in one process of plain torch: no peer, no heap, no GPU and no FlyDSL, so those rows keep
     values that may run, and so do the shapes, which the reference kernel checks itself. One rank shares with nobody.
     """
-    return SupportInputs(
-        hidden=512,
-        inter=256,
-        padded_hidden=512,
-        padded_inter=256,
+    return replace(
+        ANY_LAYER,
         experts=ranks,
-        topk=1,
         ep_enabled=expert_parallel,
         ep_size=ranks,
         visible_gpus=ranks,
@@ -132,9 +128,6 @@ def support_inputs(ranks: int, mbt: int, *, expert_parallel: bool = True, dp_att
         dp_attention=dp_attention or ranks == 1,
         mtpr=mbt,
         max_num_batched_tokens=mbt,
-        heap_bytes=2**62,
-        swiglu_limit=0.0,
-        fixed_slot_race_closed=True,
     )
 
 

@@ -388,6 +388,7 @@ def start(folder: Path, *, spoil: bool) -> dict[str, object]:
     EP.handles = 0
     # Edges: the machine, the installed wheel and FlyDSL's checkout; everything between them is real.
     machine = SimpleNamespace(gcnArchName="gfx950:sramecc+:xnack-", multi_processor_count=256, name="MI355X")
+    torch.cuda.is_available = lambda: True
     torch.cuda.get_device_properties = lambda *_a: machine
     torch.cuda.current_device = lambda: RANK.now
     torch.cuda.device_count = lambda: WORLD

@@ -122,6 +122,7 @@ def meta_machine() -> list[int]:
     properties = SimpleNamespace(
         multi_processor_count=256, name="AMD Instinct MI355X", gcnArchName="gfx950:sramecc+:xnack-"
     )
+    torch.cuda.is_available = lambda: True
     torch.cuda.get_device_properties = lambda *_a: properties
     torch.cuda.current_device = lambda: 0
     torch.cuda.device_count = lambda: 8
@@ -200,7 +201,8 @@ def runtime() -> dict[str, object]:
     heap = meta_machine()
     config = SimpleNamespace(
         enable_dp_attention=True, prefill_context_parallel_size=1, enable_tbo=False, enable_tbo_decode=False,
-        eplb_enable=False, plugin_config=None, hf_config=SimpleNamespace(n_shared_experts=1),
+        eplb_enable=False, plugin_config=None, max_num_batched_tokens=8192,
+        hf_config=SimpleNamespace(n_shared_experts=1),
     )  # fmt: skip
     g = limits.V4_PRO
     parallel = SimpleNamespace(use_ep=True, ep_size=8, ep_rank=3, tp_size=1, dp_size=8, use_all2all_kernels=True)

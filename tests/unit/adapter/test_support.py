@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from megamoe_atom.problem import Exit, Problem
-from megamoe_atom.support import FLYDSL_VERSIONS, SupportInputs, reasons_against, require_supported
+from megamoe_atom.support import ANY_LAYER, FLYDSL_VERSIONS, SupportInputs, reasons_against, require_supported
 
 GOOD = SupportInputs()
 
@@ -140,6 +140,11 @@ def test_a_heap_without_peer_pointers_is_refused_by_its_name(mode: str) -> None:
     (reason,) = reasons_against(replace(GOOD, shmem_mode=mode))
     assert reason.code == "heap_mode"
     assert mode in reason.what
+
+
+def test_the_layer_that_fits_anywhere_fits() -> None:
+    assert reasons_against(ANY_LAYER) == []
+    assert [r.code for r in reasons_against(replace(ANY_LAYER, mtpr=2**16, max_num_batched_tokens=2**16))] == []
 
 
 def test_the_swiglu_message_quotes_both_measured_accuracies() -> None:

@@ -18,6 +18,7 @@ from megamoe_atom.problem import Problem
 from megamoe_atom.selftest import SelfTest
 from megamoe_atom.settings import parse
 from megamoe_atom.startup import config_reasons, status_writer
+from megamoe_atom.startup import make_runtime as make_started_runtime
 from megamoe_atom.status import read_status_dir
 
 EDITS = frozenset({"tile_wait"})
@@ -388,6 +389,7 @@ LAUNCH = {
     "enable_dp_attention": True, "prefill_context_parallel_size": 1, "enable_tbo": False, "enable_tbo_decode": False,
     "eplb_enable": False,
     "plugin_config": None,
+    "max_num_batched_tokens": 16384,
 }  # fmt: skip
 
 
@@ -404,6 +406,8 @@ def test_a_good_launch_has_no_reason_against_it() -> None:
         ({"eplb_enable": True}, {}),
         ({"plugin_config": SimpleNamespace(is_vllm=True)}, {}),
         ({"prefill_context_parallel_size": 2}, {}),
+        ({"max_num_batched_tokens": 12000}, {}),
+        ({}, {"ATOM_MEGA_MTPR": "8192"}),
         ({}, {"MORI_SHMEM_MODE": "ISOLATION"}),
         ({}, {"ATOM_USE_TRITON_MOE": "1"}),
         ({}, {"COMPILE_ONLY": "1"}),
@@ -415,6 +419,15 @@ def test_each_launch_switch_that_breaks_megamoe_is_a_reason(
 ) -> None:
     settings = parse({"ATOM_FLYDSL_KERNELS_PATH": "/x", **environment})
     assert len(config_reasons(SimpleNamespace(**{**LAUNCH, **change}), settings)) >= 1
+
+
+def test_a_start_on_a_machine_without_a_gpu_gives_every_reason_at_once() -> None:
+    launch = SimpleNamespace(**{**LAUNCH, "enable_tbo": True, "max_num_batched_tokens": 12000})
+    with pytest.raises(Problem) as caught:
+        make_started_runtime(launch, {"ATOM_FLYDSL_KERNELS_PATH": "/x", "MORI_SHMEM_MODE": "ISOLATION"})
+    codes = {reason.code for reason in caught.value.reasons}
+    assert {"tbo", "mtpr", "heap_mode", "arch", "visible_gpus", "cu_partition", "flydsl_version"} <= codes
+    assert "flydsl_path" in codes, "/x holds no kernels"
 
 
 def test_the_evidence_of_a_rank_says_what_ran_and_what_the_self_test_said(tmp_path: Path) -> None:
