@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from megamoe.diagnose.catalogue import advice, rules
 
-
 SPEED = (
     "Speed and memory (`scripts/bench_diagnose.py 1024`; 1 GB of synthetic engine log per row; one x86_64 core of a",
     "shared machine under load, Python 3.11.7, 2026-12-02; MB per second of CPU):",

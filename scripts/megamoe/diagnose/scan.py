@@ -53,8 +53,14 @@ class Scan:
 
 @dataclass(slots=True)
 class _Trace:
+    """A stack whose end has not been seen. left: lines of its own rank, age: lines of anybody, that are still read."""
+
     rank: int | None
+    line: Line
+    number: int
+    time: float | None
     left: int = TRACE_LINES
+    age: int = 10 * TRACE_LINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class _FileScan:
         self.hits: Counter[bytes] = Counter()
         self.file_rank = rank_of_file(name)
         self.traces: list[_Trace] = []
+        self.cut: list[_Trace] = []
         self.kept: Counter[str] = Counter()
         self.time: float | None = None
         self.clock = ""
@@ -128,7 +135,7 @@ class _FileScan:
             return
         if stripped.lower().startswith("traceback (most recent call last)"):
             rank = self.rank(line)
-            self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(rank)]
+            self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(rank, line, number, self.time)]
             return
         ended = self.ends_trace(line, body, stripped)
         known = words().rules
@@ -146,6 +153,10 @@ class _FileScan:
 
     def ends_trace(self, line: Line, body: str, stripped: str) -> bool:
         """True when this line is the exception that ends an open stack."""
+        for old in self.traces:
+            old.age -= 1
+        if self.traces and self.traces[0].age <= 0:  # its rank is silent; the rest of the log is read at full speed
+            self.cut.append(self.traces.pop(0))
         if not self.traces:
             return False
         rank = self.rank(line)
@@ -164,6 +175,12 @@ class _FileScan:
             return False
         self.traces.remove(trace)
         return bool(_ANY_EXCEPTION.match(stripped))
+
+    def end(self) -> None:
+        """A rank whose log stops inside a stack died there, though the words of its exception are lost."""
+        for trace in [*self.cut, *self.traces]:
+            self.time = trace.time
+            self.add(None, trace.line, trace.number)
 
     def add(self, rule: Rule | None, line: Line, number: int) -> None:
         name = rule.id if rule else "EXCEPTION"
@@ -194,6 +211,7 @@ def scan(paths: Iterable[str]) -> Scan:
             base += chunk.count(b"\n")
             if not chunk.endswith(b"\n"):
                 base += 1
+        state.end()
         out.lines += base - 1
     return out
 

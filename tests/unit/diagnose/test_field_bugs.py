@@ -109,6 +109,35 @@ def test_scary_words_in_a_healthy_log_are_no_fault_wherever_they_stand(tmp_path:
     assert verdict(tmp_path, f"{READY}{OK}10:09:00 {line}\n", {})["class"] == "NONE"
 
 
+CUT = "10:00:00 [rank 2] Traceback (most recent call last):\n10:00:00 [rank 2]   File \"x.py\", line 3, in f\n"
+
+
+def test_a_rank_whose_log_stops_inside_a_stack_died_first(tmp_path: Path) -> None:
+    found = verdict(tmp_path, CUT + hang(0, 1), {})
+    assert (found["class"], found["first"]["line"], found["first"]["rank"]) == ("RANK_DIED_FIRST", 1, 2)
+    assert verdict(tmp_path, CUT + READY + OK, {})["class"] == "NONE"  # the server got over it
+    filler = "10:00:01 [rank 1] step\n" * 9000
+    assert verdict(tmp_path, CUT + filler + hang(0, 1), {})["class"] == "RANK_DIED_FIRST"
+
+
+def test_the_same_words_in_other_clothes(tmp_path: Path) -> None:
+    """Prefixes, stamps, case and order vary; the class does not."""
+    died = "IndexError: list index out of range"
+    for log in (
+        f"(EngineCore_DP3 pid=33) ERROR 12-02 11:00:00 {died}\n"
+        "(EngineCore_DP0 pid=30) ERROR 12-02 11:05:00 watchdog timeout: stack dumped\n",
+        f"[rank 5] {died}\n[rank 0] watchdog: no progress for 300 s\n",
+        "2026-12-02T11:05:01Z [rank 0] watchdog: no progress for 300 s\n"
+        f"2026-12-02T11:00:01Z [rank 5] {died}\n",
+        f"\x1b[31m[rank5]:[E]\x1b[0m {died}\n[rank0]:[E] watchdog: no progress for 300 s\n",
+        "11:00:01 [rank 2] worker process exited with code -9 (SIGKILL)\n11:05 [rank 0] watchdog: no progress for 9 s\n",
+    ):
+        assert verdict(tmp_path, log, {})["class"] == "RANK_DIED_FIRST", log
+    for empty in ("[0x0, 0x0)", "[(nil), (nil))", "[0, 0)", "[0x0000000000000000, 0x0000000000000000)"):
+        found = verdict(tmp_path, f"[rank 1] Pointer 0x7f10 is not in symmetric heap {empty}\n", {})
+        assert found["class"] == "HEAP_NOT_INITIALISED", empty
+
+
 def test_busy_gpus_without_progress_are_a_hang_and_loading_is_not(tmp_path: Path) -> None:
     log = "10:00:00 Loading safetensors checkpoint shards: 1/64\n"
     busy = [{"id": i, "util": 100} for i in range(8)]
