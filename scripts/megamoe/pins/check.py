@@ -12,7 +12,7 @@ from megamoe.pins.model import Pins
 
 # Files that decide what an image holds. Tests, locks and recorded facts (blob ids, golden hashes) pin nothing.
 _DECIDING = re.compile(
-    r"^(docker/(?!profiles/|reference_engine/).*|ansible/.*\.(ya?ml|j2)|scripts/.*\.(sh|py)|\.ci/.*)$"
+    r"^(docker-bake\.hcl|docker/(?!profiles/|reference_engine/).*|ansible/.*\.(ya?ml|j2)|scripts/.*\.(sh|py)|\.ci/.*)$"
 )
 _HEX = re.compile(r"(?<![0-9a-zA-Z])(?:[0-9a-f]{64}|[0-9a-f]{40})(?![0-9a-zA-Z])")
 _FLOATING = re.compile(r"(:latest\b|_COMMIT=(HEAD|main|master)\b|[#@](main|master|HEAD)\b|pip install[^\n]*--pre\b)")
