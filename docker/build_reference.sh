@@ -70,7 +70,10 @@ fi
 pin() { python3 -c 'import sys, tomllib; v = tomllib.load(open("docker/pins.toml", "rb"))
 for key in sys.argv[1].split("."): v = v[key]
 print(v)' "$1"; }
-edits=$(find atom_patch/edits -type f ! -name .keep | LC_ALL=C sort | xargs --no-run-if-empty cat | sha256sum | cut -d' ' -f1)
+# By the command line's own formula, so that the label says what `megamoe version` says inside.
+edits=$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts:atom_patch python3 -c 'from pathlib import Path
+from megamoe.version.identity import edits_sha256
+print(edits_sha256(Path("atom_patch/edits")))')
 epoch=$(pin source_date_epoch)
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 if [[ $revision != unknown && -n $(git status --porcelain -- pyproject.toml scripts/megamoe atom_patch docker requirements tests/golden) ]]; then
