@@ -25,12 +25,10 @@ LOCK_PATH = Path(os.environ.get("MEGAMOE_STACK_LOCK", "/opt/megamoe/stack.lock.j
 
 
 def edits_sha256(edits: Path) -> str:
-    """One hash over all edit files: name, length and bytes, in name order."""
+    """One hash over all edit files: names and bytes, in name order; `megamoe patch` prints the same."""
     digest = hashlib.sha256()
     for path in sorted(p for p in edits.rglob("*") if p.is_file() and p.suffix in {".yml", ".toml"}):
-        body = path.read_bytes()
-        digest.update(f"{path.relative_to(edits).as_posix()}\0{len(body)}\0".encode())
-        digest.update(body)
+        digest.update(path.relative_to(edits).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

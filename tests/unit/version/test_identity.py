@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from megamoe.resources import resource
 from megamoe.version import identity
 from megamoe_atom.problem import Exit, Problem
 
@@ -80,6 +81,12 @@ def test_the_edits_hash_moves_with_a_byte_and_with_a_name(tmp_path: Path) -> Non
     second = identity.edits_sha256(tmp_path)
     (tmp_path / "b.yml").write_text("y")
     assert len({first, second, identity.edits_sha256(tmp_path)}) == 3
+
+
+def test_the_label_and_the_patch_command_name_the_edits_by_one_hash() -> None:
+    from megamoe.patch.rules import edits_hash
+
+    assert identity.edits_sha256(resource("atom_patch/edits")) == edits_hash()
 
 
 def test_watching_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
