@@ -129,7 +129,7 @@ class FakeCluster:
         lines = self.read("gateway")["files"].get("/etc/haproxy/haproxy.cfg", "").splitlines()
         return [x.split()[1] for x in lines if x.strip().startswith("server ") and not x.endswith("disabled")]
 
-    def play(self, playbook: str, *options: str, timeout_s: float = 300, env: Mapping[str, str] = {}) -> Played:
+    def play(self, playbook: str, *options: str, timeout_s: float = 900, env: Mapping[str, str] = {}) -> Played:
         hosts = {n: {"ansible_host": f"{n}.test", **self.host_vars.get(n, {})} for n in self.nodes}
         gateway = {"gateway": {"ansible_host": "gateway.test", **self.host_vars.get("gateway", {})}}
         groups = {"megamoe_nodes": {"hosts": hosts}, "megamoe_gateway": {"hosts": gateway}}
