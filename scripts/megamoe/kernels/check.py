@@ -42,7 +42,7 @@ def compare_only(folder: Path, result: Path) -> Outcome:
 
 
 def check(folder: Path, schedules: str, seeds: int) -> Outcome:
-    """Every schedule and seed; findings that are the same under several are told once, with the schedules that show them."""
+    """Every schedule and seed; a finding that several show is told once, with their names."""
     from kernel_lane.bundle import Bundle
     from kernel_lane.execute import Executor
     from kernel_lane.hostile import examine
