@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cluster import convert, geometry, random_weights
-from megamoe_atom import factory, kernel, reference, warmup
+from megamoe_atom import factory, kernel, kernel_edits, reference, startup, warmup
 from megamoe_atom.experts import KernelPool, MegaExperts, check_routing
 from megamoe_atom.method import mega_method_class
 from megamoe_atom.problem import Problem
@@ -493,3 +493,28 @@ def test_a_start_without_self_test_says_so_loudly(caplog: pytest.LogCaptureFixtu
 def test_an_acknowledged_missing_limit_is_said_with_what_was_compared(caplog: pytest.LogCaptureFixture) -> None:
     text = proven(caplog, selftest=True, limit_in_kernel=False)
     assert "SWIGLU LIMIT 10 IS NOT APPLIED" in text and "compared them with the unlimited arithmetic" in text
+
+
+def test_a_start_on_a_machine_that_fits_loads_the_kernels_and_makes_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    edits = frozenset(kernel_edits.EDITS)
+    blobs = {
+        path: next(blob for made, blob in images.items() if made == edits & frozenset().union(*images))
+        for path, images in kernel_edits.pinned().files.items()
+    }
+    loaded: list[Path] = []
+    monkeypatch.setattr(startup, "_of_machine", lambda launch: launch)
+    monkeypatch.setattr(startup, "verify_files", lambda _root: blobs)
+    monkeypatch.setattr(startup, "load_megamoe", lambda path: loaded.append(path) or reference.MegaMoE)
+    launch = SimpleNamespace(**{**LAUNCH, "max_num_batched_tokens": 8192})
+    environment = {"ATOM_FLYDSL_KERNELS_PATH": str(tmp_path), "MEGAMOE_SELFTEST": "0", "ATOM_MEGA_MTPR": "8192"}
+    runtime = startup.make_runtime(launch, environment)
+    assert loaded == [tmp_path]
+    assert runtime.selftest is None and len(runtime.pool) == 0
+
+    monkeypatch.setattr(startup, "verify_files", lambda _root: dict.fromkeys(blobs, "another commit's"))
+    with pytest.raises(Problem) as caught:
+        startup.make_runtime(launch, environment)
+    assert {reason.code for reason in caught.value.reasons} == {"kernel_edits"}
+    assert loaded == [tmp_path], "kernels that are not as asked for are not imported"
