@@ -100,7 +100,7 @@ class Live:
     """Nodes and gateway of a rehearsal that is up; `variables` go to every playbook."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.base = folder, ""  # base: the generation that a test begins with
         self.cluster = json.loads(STATE.read_text())
         self.nodes = sorted(self.cluster["nodes"])
         self.prefix = self.cluster.get("prefix", "mmreh-")

@@ -38,15 +38,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(folder: Path, request: pytest.FixtureRequest) -> Iterator[Live]:
-    """The cluster with every node serving generation "base"; what a test leaves is put right by site.yml alone."""
+    """The cluster with every node serving one generation, live.base; site.yml alone puts right what a test leaves."""
     live = Live(folder)
-    live.plan("base")
-    if not all(live.generation(n) == "base" and live.state(n).get("state") == "serving" for n in live.nodes):
+    found = {live.generation(n) if live.state(n).get("state") == "serving" else "" for n in live.nodes}
+    live.base = found.pop() if len(found) == 1 and found != {""} else "base"
+    live.plan(live.base)
+    if live.base == "base" or live.up() != live.nodes:
         begun = live.play("site.yml")
         assert begun.returncode == 0, begun.output[-3000:]
     started = time.monotonic()
     yield live
     DURATIONS[request.node.name] = round(time.monotonic() - started, 1)
+
+
+def fresh(word: str) -> str:
+    """A generation that no earlier run has used, so that there is something to roll out."""
+    return f"{word}-{int(time.time())}"
 
 
 def assert_all_serve(live: Live, generation: str) -> None:
@@ -60,30 +67,31 @@ def test_the_second_run_changes_nothing(cluster: Live) -> None:
     again = cluster.play("site.yml")
     assert again.returncode == 0, again.output[-3000:]
     assert again.changed == []
-    assert_all_serve(cluster, "base")
+    assert_all_serve(cluster, cluster.base)
 
 
 def test_an_upgrade_under_load_loses_no_request(cluster: Live) -> None:
-    cluster.plan("upgraded")
+    new = fresh("upgraded")
+    cluster.plan(new)
     with Clients(cluster) as clients:
         done = cluster.play("playbooks/upgrade.yml")
         clients.until(2000)
     assert done.returncode == 0, done.output[-3000:]
     assert clients.load.bad == []
     assert clients.load.total >= 2000 and min(clients.load.good["stream"], clients.load.good["whole"]) >= 500
-    assert_all_serve(cluster, "upgraded")
+    assert_all_serve(cluster, new)
 
 
 def test_a_bad_image_is_caught_on_the_canary_and_rolled_back_alone(cluster: Live) -> None:
     untouched = cluster.on(cluster.nodes[1], "docker", "inspect", "--format", "{{.State.StartedAt}}", "megamoe")
-    cluster.plan("bad", fault="gate_up_mispaired")
+    cluster.plan(fresh("bad"), fault="gate_up_mispaired")
     with Clients(cluster, workers=4) as clients:
         done = cluster.play("playbooks/upgrade.yml")
     assert done.returncode != 0
     assert "did not take release" in done.output and "Judge the answers" in done.output
     assert clients.load.bad == []
     assert cluster.state(cluster.nodes[0])["refused"]
-    assert_all_serve(cluster, "base")
+    assert_all_serve(cluster, cluster.base)
     assert cluster.on(cluster.nodes[1], "docker", "inspect", "--format", "{{.State.StartedAt}}", "megamoe") == untouched
 
 
@@ -99,12 +107,13 @@ def test_a_node_killed_under_load_costs_only_what_it_had_in_hand(cluster: Live) 
     assert len(clients.load.bad) <= 6
     done = cluster.play("site.yml")
     assert done.returncode == 0, done.output[-3000:]
-    assert_all_serve(cluster, "base")
+    assert_all_serve(cluster, cluster.base)
 
 
 def test_ssh_cut_in_mid_play_ends_in_a_named_state_and_site_finishes(cluster: Live) -> None:
     first = cluster.nodes[0]
-    cluster.plan("cut")
+    new = fresh("cut")
+    cluster.plan(new)
     playing = Playing(cluster, "site.yml")
     playing.wait_for("Run the smoke test inside the container")
     cluster.on(first, "pkill", "sshd")
@@ -113,33 +122,35 @@ def test_ssh_cut_in_mid_play_ends_in_a_named_state_and_site_finishes(cluster: Li
     assert any(f["event"] == "unreachable" and f["host"] == first for f in done.failures) or first in done.output
     assert cluster.state(first)["state"] == "deploying"
     assert cluster.up() == cluster.nodes[1:]
-    assert cluster.generation(cluster.nodes[1]) == "base"
+    assert cluster.generation(cluster.nodes[1]) == cluster.base
     cluster.on(first, *SSHD)
     again = cluster.play("site.yml")
     assert again.returncode == 0, again.output[-3000:]
-    assert_all_serve(cluster, "cut")
+    assert_all_serve(cluster, new)
 
 
 def test_a_controller_interrupted_between_canary_and_wave_leaves_two_named_releases(cluster: Live) -> None:
-    cluster.plan("interrupted")
+    new = fresh("interrupted")
+    cluster.plan(new)
     playing = Playing(cluster, "site.yml")
     playing.wait_for("Roll out in waves")
     playing.interrupt()
     done = playing.end(120)
     assert done.returncode != 0
-    assert cluster.generation(cluster.nodes[0]) == "interrupted"
+    assert cluster.generation(cluster.nodes[0]) == new
     assert cluster.state(cluster.nodes[0])["state"] == "serving"
     assert cluster.state(cluster.nodes[1])["state"] in ("serving", "deploying")
     assert cluster.nodes[0] in cluster.up()
     again = cluster.play("site.yml")
     assert again.returncode == 0, again.output[-3000:]
-    assert_all_serve(cluster, "interrupted")
+    assert_all_serve(cluster, new)
 
 
 @pytest.mark.parametrize("fault", ["port_taken", "disk_full", "node_unreachable", "wrong_group"])
 def test_what_preflight_sees_is_refused_before_any_node_is_touched(cluster: Live, fault: str) -> None:
     node, options = cluster.nodes[1], []
-    cluster.plan(fault)
+    new = fresh(fault)
+    cluster.plan(new)
     if fault == "port_taken":
         cluster.on(node, "docker", "stop", "megamoe")
         listen = "import socket,time;s=socket.create_server(('0.0.0.0',8000));time.sleep(900)"
@@ -158,7 +169,7 @@ def test_what_preflight_sees_is_refused_before_any_node_is_touched(cluster: Live
     done = cluster.play("site.yml", *options)
     assert done.returncode != 0 and words in done.output, done.output[-3000:]
     assert done.changed == []
-    assert cluster.generation(cluster.nodes[0]) == "base"
+    assert cluster.generation(cluster.nodes[0]) == cluster.base
     if fault == "port_taken":
         cluster.on(node, "pkill", "-f", "create_server")
     if fault == "disk_full":
@@ -168,12 +179,13 @@ def test_what_preflight_sees_is_refused_before_any_node_is_touched(cluster: Live
     cluster.variables.pop("megamoe_canary", None)
     again = cluster.play("site.yml")
     assert again.returncode == 0, again.output[-3000:]
-    assert_all_serve(cluster, fault)
+    assert_all_serve(cluster, new)
 
 
 @pytest.mark.parametrize("fault", ["registry_down", "digest_mismatch"])
 def test_an_image_that_cannot_be_had_leaves_the_old_release_serving(cluster: Live, fault: str) -> None:
-    cluster.plan(fault)
+    new = fresh(fault)
+    cluster.plan(new)
     name, _, digest = cluster.cluster["image"].partition("@")
     wanted = cluster.variables["megamoe_deploy"]["image"]
     other = f"sha256:{'0' * 64}" if fault == "digest_mismatch" else digest
@@ -185,8 +197,8 @@ def test_an_image_that_cannot_be_had_leaves_the_old_release_serving(cluster: Liv
         done = cluster.play("site.yml")
     assert done.returncode != 0 and "Pull the image by digest" in done.output, done.output[-3000:]
     assert clients.load.bad == []
-    assert_all_serve(cluster, "base")
+    assert_all_serve(cluster, cluster.base)
     cluster.variables["megamoe_deploy"]["image"] = wanted
     again = cluster.play("site.yml")
     assert again.returncode == 0, again.output[-3000:]
-    assert_all_serve(cluster, fault)
+    assert_all_serve(cluster, new)
