@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 ROCM = DOCKERFILE[DOCKERFILE.index("# ---- rocm") :]
 PAGE = (ROOT / "scripts/docs/image.md").read_text()
+README = (ROOT / "README.md").read_text()
 
 
 def test_hadolint_has_no_finding() -> None:
@@ -136,7 +137,7 @@ def test_the_single_node_example_is_legal_and_the_page_shows_its_command_and_com
     assert outcome.exit_code is Exit.PASS, outcome.findings
     # The plan's hash changes with every rule; the page leaves it out.
     shown = re.sub(r"  --label io\.megamoe\.plan-hash=\w+ \\\n", "", outcome.data["docker_run"])
-    assert shown in PAGE
+    assert shown in README
     planned, written = (yaml.safe_load(t) for t in (outcome.data["compose"], (ROOT / "docker/compose.yml").read_text()))
     for body in (planned, written):
         body["services"]["moe"]["labels"].pop("io.megamoe.plan-hash", None)
@@ -146,7 +147,7 @@ def test_the_single_node_example_is_legal_and_the_page_shows_its_command_and_com
 def test_every_flag_of_the_command_has_its_reason_on_the_page() -> None:
     outcome = outcome_of(load_deploy(ROOT / "docker/single-node.yml"), {})
     flags = set(re.findall(r"(?m)^  (--[a-z-]+)", outcome.data["docker_run"]))
-    explained = set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.M))
+    explained = set(re.findall(r"^\| `(--[a-z-]+)", README, re.M))
     assert flags <= explained, flags - explained
     assert "--privileged" not in outcome.data["docker_run"]
 
