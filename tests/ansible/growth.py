@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
-from cluster import FakeCluster, Played
+from simulated import FakeCluster, Played
 
 
 def measure(nodes: int, wave: int, folder: Path, *options: str) -> tuple[FakeCluster, Played, float]:

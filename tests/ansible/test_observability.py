@@ -21,8 +21,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
-from cluster import ANSIBLE, ROOT, program
 from rendered import gateway_config
+from simulated import ANSIBLE, ROOT, program
 
 FILES = ANSIBLE / "roles/observability/files"
 WORDS = {"histogram_quantile"}

@@ -17,8 +17,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
-from cluster import ANSIBLE, program
 from rendered import gateway_config, servers_of
+from simulated import ANSIBLE, program
 
 ROLES = sorted(p.parents[1].name for p in ANSIBLE.glob("roles/*/tasks/main.yml"))
 

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
-from cluster import GOOD, NEWER, FakeCluster
+from simulated import GOOD, NEWER, FakeCluster
 
 # Half a minute of CPU per playbook: for `make test-all`, although no engine is needed.
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
-from cluster import FakeCluster
+from simulated import FakeCluster
 
 # Half a minute of CPU: for `make test-all`, although no engine is needed.
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

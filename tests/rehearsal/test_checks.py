@@ -94,7 +94,7 @@ def test_term_ends_a_rehearsal_whose_shell_ignores_ctrl_c(tmp_path: Path) -> Non
     code = (
         "import signal, sys, time\nfrom megamoe.rehearse.run import _interrupt\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, _interrupt)\n"
-        "print('ready', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
+        "try:\n    print('ready', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 import yaml
-from cluster import ANSIBLE
+from simulated import ANSIBLE
 
 
 def servers_of(hostvars: dict[str, Any], nodes: list[str], config: str = "") -> list[dict[str, Any]]:
