@@ -70,7 +70,7 @@ def test_no_version_stands_in_the_dockerfile_or_the_bake_file() -> None:
 def test_the_result_runs_as_a_number_that_is_not_root_and_ends_in_exec_form() -> None:
     final = ROCM[ROCM.index("FROM rocm-stack AS rocm\n") :]
     assert "\nUSER 10001:10001\n" in final
-    assert '\nENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/megamoe-entrypoint"]\n' in final
+    assert '\nENTRYPOINT ["/usr/bin/tini", "-s", "--", "/usr/local/bin/megamoe-entrypoint"]\n' in final
     assert "\nSTOPSIGNAL SIGTERM\n" in final
     assert "MORI_SHMEM_MODE" not in ROCM  # never baked in; what is inherited is refused at start
 
