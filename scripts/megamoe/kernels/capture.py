@@ -30,15 +30,16 @@ def command(
         Path | None, typer.Option("--golden", metavar="FILE", help="Inputs and outputs from a golden .npz.")
     ] = None,
     python: Annotated[
-        str, typer.Option("--python", envvar=PYTHON_VARIABLE, help="Python that has flydsl 0.2.4 and torch.")
-    ] = sys.executable,
+        str | None,
+        typer.Option("--python", envvar=PYTHON_VARIABLE, help="Python with flydsl 0.2.4 and torch (default: this one)."),
+    ] = None,
     timeout_s: Annotated[int, typer.Option("--timeout-s", help="Give up after so many seconds.")] = 1800,
     json_output: Json = False,
 ) -> NoReturn:
     """Compile the kernels of one layer for gfx950, run them in order, and save every launch with its memory."""
     run_verb(
         "kernels capture",
-        lambda: capture(flydsl, case, out or Path(case), golden, python, timeout_s),
+        lambda: capture(flydsl, case, out or Path(case), golden, python or sys.executable, timeout_s),
         json_output=json_output,
     )
 

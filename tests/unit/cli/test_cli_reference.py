@@ -42,3 +42,8 @@ def complete(words: str) -> list[str]:
 ])  # fmt: skip
 def test_the_shell_completes_verbs_options_and_values(words: str, wanted: set[str]) -> None:
     assert set(complete(words)) == wanted
+
+
+def test_the_page_holds_nothing_of_the_machine_that_made_it() -> None:
+    # A default such as this Python's path made the page true on one machine alone.
+    assert str(Path(sys.executable).parent) not in page()
