@@ -31,7 +31,7 @@ def command(
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option("--python", envvar=PYTHON_VARIABLE, help="Python with flydsl 0.2.4 and torch (default: this one)."),
+        typer.Option("--python", envvar=PYTHON_VARIABLE, help="Python with flydsl 0.2.4 (default: this one)."),
     ] = None,
     timeout_s: Annotated[int, typer.Option("--timeout-s", help="Give up after so many seconds.")] = 1800,
     json_output: Json = False,
