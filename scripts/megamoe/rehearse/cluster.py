@@ -201,4 +201,19 @@ def down() -> list[str]:
         if names:
             docker(*command, *names, timeout_s=300)
             gone += [f"{kind} {name}" for name in names]
+    return gone + _superseded_builds()
+
+
+def _superseded_builds() -> list[str]:
+    """Removes what builds of the reference image left without a name: earlier ones, and stages of the classic builder."""
+    ask = ("image", "ls", "--quiet", "--filter", "dangling=true", "--filter", "label=io.megamoe.target=reference")
+    gone: list[str] = []
+    while found := sorted(set(docker(*ask).split())):
+        # One that another was built upon goes only after that one, so those that refuse are tried again.
+        for image in found:
+            docker("image", "rm", image, check=False, timeout_s=300)
+        left = set(docker(*ask).split())
+        gone += [f"image {image} (no name)" for image in found if image not in left]
+        if len(left) == len(found):
+            break  # in use by somebody's container
     return gone
