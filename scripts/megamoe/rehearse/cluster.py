@@ -205,7 +205,7 @@ def down() -> list[str]:
 
 
 def _superseded_builds() -> list[str]:
-    """Removes what builds of the reference image left without a name: earlier ones, and stages of the classic builder."""
+    """Removes untagged builds of the reference image: earlier ones, and stages of the classic builder."""
     ask = ("image", "ls", "--quiet", "--filter", "dangling=true", "--filter", "label=io.megamoe.target=reference")
     gone: list[str] = []
     while found := sorted(set(docker(*ask).split())):
