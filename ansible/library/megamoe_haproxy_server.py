@@ -59,6 +59,7 @@ def ask(path, command):
         link.settimeout(10)
         link.connect(path)
         link.sendall(command.encode() + b"\n")
+        link.shutdown(socket.SHUT_WR)  # the master answers and then waits for more, a worker hangs up by itself
         answer = b""
         while True:
             part = link.recv(65536)
