@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import struct
 import subprocess
 import sys
 import zipfile
@@ -256,43 +255,6 @@ def test_a_closure_is_split_by_what_is_served_as_source_only(script: Script) -> 
     assert split(lock, ["b-c"]) == (["a==1      --hash=sha256:11"], ["B_c==2 --hash=sha256:22"])
     with pytest.raises(ValueError, match="source_only names d"):
         split(lock, ["d"])
-
-
-def amdgpu_elf(symbols: list[tuple[str, bool]]) -> bytes:
-    """An ELF of machine AMDGPU with a symbol table: (name, defined)."""
-    names = b"\0" + b"".join(n.encode() + b"\0" for n, _ in symbols)
-    table = b"\0" * 24
-    at = 1
-    for name, defined in symbols:
-        table += struct.pack("<IBBHQQ", at, 0x12, 0, 1 if defined else 0, 0, 0)
-        at += len(name) + 1
-    head = 64
-    sections = head + len(names) + len(table)
-    body = names + table
-    body += struct.pack("<IIQQQQIIQQ", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    body += struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, head, len(names), 0, 0, 1, 0)
-    body += struct.pack("<IIQQQQIIQQ", 0, 2, 0, 0, head + len(names), len(table), 1, 1, 8, 24)
-    ident = b"\x7fELF" + bytes([2, 1, 1]) + b"\0" * 9
-    header = ident + struct.pack("<HHIQQQIHHHHHH", 3, 224, 1, 0, 0, sections, 0, 64, 0, 0, 64, 3, 0)
-    return header + body
-
-
-def test_an_undefined_symbol_in_a_code_object_is_found(script: Script) -> None:
-    bake = script("bake")
-    elf = amdgpu_elf([("kernel", True), ("__ockl_get_num_groups", False)])
-    assert bake.undefined_symbols(elf) == ["__ockl_get_num_groups"]
-    assert bake.undefined_symbols(amdgpu_elf([("kernel", True)])) == []
-
-
-def test_code_objects_are_found_inside_text_and_bytes(script: Script) -> None:
-    bake = script("bake")
-    elf = amdgpu_elf([("k", True)])
-    assert list(bake.elf_objects(b"before" + elf + b"after")) == [elf]
-    escaped = "".join(chr(b) if 32 <= b < 127 and b not in (34, 92) else f"\\{b:02X}" for b in elf)
-    assert list(bake.elf_objects(bake.unescape(f'"{escaped}"'))) == [elf]
-    other = bytearray(elf)
-    other[18:20] = struct.pack("<H", 62)  # x86-64
-    assert list(bake.elf_objects(bytes(other))) == []
 
 
 def test_mori_without_its_shared_libraries_is_caught_though_its_bare_import_works(

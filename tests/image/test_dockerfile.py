@@ -94,6 +94,15 @@ def test_each_served_install_is_followed_by_the_guard() -> None:
     assert "import mori.shmem, mori.ops" in stack
 
 
+def test_what_is_baked_is_linted_in_the_same_layer() -> None:
+    """bake.py reads no code object itself: undefined symbols and entries without a kernel are the linter's to find."""
+    (step,) = [s for s in re.findall(r"^RUN .*?(?=^\w|\Z)", ROCM, re.M | re.S) if "/build/bake.py --kernels" in s]
+    commands = [line.strip().removeprefix("&& ") for line in step.replace("\\\n", "\n").splitlines()]
+    words = [c for c in commands if c.startswith(("python /build/bake.py", "megamoe kernels lint"))]
+    assert len(words) == 3 and words[-1].startswith("megamoe kernels lint /opt/megamoe/kernels")
+    assert words[0].split("--out ")[1].split()[0] == "/opt/megamoe/kernels"
+
+
 def test_the_bake_file_names_both_targets_and_no_argument_is_unknown(tmp_path: Path) -> None:
     pins = load_pins(ROOT / "docker/pins.toml")
     body = bake.arguments(pins, ROOT, mirror=tmp_path, source="s", allow_dirty=True)
