@@ -24,3 +24,5 @@ compile requirements/test.lock pyproject.toml requirements/build.in --extra engi
 # The reference image: what it runs, and what builds our own wheel inside it.
 compile requirements/engine.lock pyproject.toml --extra engine
 compile requirements/build.lock requirements/build.in
+# The rocm image: another Python, another glibc, and the index as it stood on a day (docker/pins.toml).
+bash requirements/lock_rocm.sh
