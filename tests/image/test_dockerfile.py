@@ -179,6 +179,18 @@ def test_a_profiles_heap_is_what_the_arithmetic_asks_for(name: str) -> None:
     assert raw["aot"]["kernels"] > 0
 
 
+def test_every_pin_has_its_origin_on_the_page() -> None:
+    pins = tomllib.loads((ROOT / "docker/pins.toml").read_text())
+    part = PAGE[PAGE.index("### Pins") : PAGE.index("### Decisions")]
+    named = set(re.findall(r"`([\w.*]+)`", " ".join(re.findall(r"^\| (`[^|]+) \|", part, re.M))))
+    for table, body in pins.items():
+        nested = isinstance(body, dict) and table not in ("base", "apt")
+        for pin in [f"{table}.{key}" for key in body] if nested else [table]:
+            assert pin in named or f"{table}.*" in named, pin
+            named.discard(pin)
+    assert named == {"closure.*"}
+
+
 def test_every_step_that_needs_rocm_is_on_the_page() -> None:
     for step in tomllib.loads((ROOT / "docker/rocm/steps.toml").read_text())["step"]:
         assert f"`{step['name']}`" in PAGE
