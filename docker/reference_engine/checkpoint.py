@@ -114,7 +114,8 @@ class Weights:
 
         index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
         self._map: dict[str, str] = index["weight_map"]
-        self._open = {name: safe_open(directory / name, framework="pt") for name in sorted(set(self._map.values()))}
+        shards = sorted(set(self._map.values()))
+        self._open: dict[str, Any] = {name: safe_open(directory / name, framework="pt") for name in shards}
 
     def get(self, name: str) -> torch.Tensor:
         """A copy of one tensor.

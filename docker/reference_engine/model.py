@@ -137,7 +137,8 @@ class Model:
         heads, rotated = c.num_attention_heads, c.num_attention_heads + c.num_key_value_heads
         for index, layer in enumerate(self.layers):
             h = F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps)
-            qkv = F.linear(h, layer.qkv).unflatten(-1, (-1, c.head_dim))
+            qkv = F.linear(h, layer.qkv)
+            qkv = qkv.view(*qkv.shape[:-1], -1, c.head_dim)
             qk = qkv[:, :rotated].float()
             qk = (qk * cos + qk.roll(c.head_dim // 2, dims=-1) * sin).to(self.dtype)
             keys, values = cache.keys[index], cache.values[index]

@@ -53,18 +53,20 @@ def stand_in_hardware(cu: int) -> None:
     """What the host code asks of a GPU and of mori, answered for an MI355X; nothing of it reaches a compiled kernel."""
     import torch
 
+    cuda: Any = torch.cuda
     properties = types.SimpleNamespace(multi_processor_count=cu, name="AMD Instinct MI355X", gcnArchName="gfx950")
-    torch.cuda.get_device_properties = lambda *_a, **_k: properties
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.synchronize = lambda *_a: None
-    torch.cuda.current_stream = lambda *_a: types.SimpleNamespace(cuda_stream=0)
+    cuda.get_device_properties = lambda *_a, **_k: properties
+    cuda.current_device = lambda: 0
+    cuda.synchronize = lambda *_a: None
+    cuda.current_stream = lambda *_a: types.SimpleNamespace(cuda_stream=0)
     for name in ("mori", "mori.ir", "mori.ir.flydsl"):
         sys.modules[name] = MagicMock()
-    shmem = types.ModuleType("mori.shmem")
-    shmem.mori_shmem_create_tensor = lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")  # type: ignore[attr-defined]
-    shmem.shmem_barrier_all = lambda: None  # type: ignore[attr-defined]
-    shmem.shmem_ptr_p2p = lambda *_a: 256  # type: ignore[attr-defined]
-    sys.modules["mori.shmem"] = sys.modules["mori"].shmem = shmem
+    mori: Any = sys.modules["mori"]
+    shmem: Any = types.ModuleType("mori.shmem")
+    shmem.mori_shmem_create_tensor = lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
+    shmem.shmem_barrier_all = lambda: None
+    shmem.shmem_ptr_p2p = lambda *_a: 256
+    sys.modules["mori.shmem"] = mori.shmem = shmem
 
 
 def small(tensor: Any) -> Any:
@@ -186,8 +188,8 @@ def main() -> int:
     stand_in_hardware(options.cu)
     import importlib
 
-    mega = importlib.import_module("kernels.mega_moe.mega_moe")
-    comm = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
+    mega: Any = importlib.import_module("kernels.mega_moe.mega_moe")
+    comm: Any = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
     mega.torch = comm.torch = MetaTorch()
     rows = [row for profile in profiles for row in bake_profile(profile, mega)]
     entries = sorted(cache.rglob("*.pkl"))

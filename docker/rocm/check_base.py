@@ -17,6 +17,7 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 MIN_GLIBC = (2, 38)  # mori's wheel: GLIBC_2.38
 ROCM_FILES = ("amdgcn/bitcode/ockl.bc", "amdgcn/bitcode/ocml.bc", "llvm/bin/ld.lld", "lib/libamdhip64.so.7")
@@ -30,7 +31,7 @@ def installed(name: str) -> str:
         return "not installed"
 
 
-def faults(pins: dict, *, stand_in: bool, rocm: Path = Path("/opt/rocm")) -> list[str]:
+def faults(pins: dict[str, Any], *, stand_in: bool, rocm: Path = Path("/opt/rocm")) -> list[str]:
     """What differs from the pins, one line each, with the values."""
     import torch
 
@@ -41,7 +42,9 @@ def faults(pins: dict, *, stand_in: bool, rocm: Path = Path("/opt/rocm")) -> lis
         if have != want:
             found.append(f"{what} is {have}, pinned is {want}")
 
-    short = (lambda text: text.split("+")[0]) if stand_in else (lambda text: text)
+    def short(text: str) -> str:
+        return text.split("+")[0] if stand_in else text
+
     require("python", f"{sys.version_info[0]}.{sys.version_info[1]}", base["python"])
     require("torch.__version__", short(torch.__version__), short(base["torch"]))
     require("triton", short(installed("triton")), short(triton))

@@ -19,11 +19,12 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 STAND_IN = Path(os.environ.get("MEGAMOE_STAND_IN", "/etc/megamoe/stand_in.json"))
 
 
-def pinned(pins: dict) -> dict[str, str]:
+def pinned(pins: dict[str, Any]) -> dict[str, str]:
     """Distribution name -> version that the pins give."""
     git, python = pins["git"], pins["python"]
     return {
@@ -74,7 +75,7 @@ def differs_from_wheel(wheel: Path) -> Iterator[str]:
                 yield f"{member} is not the one of {wheel.name}"
 
 
-def faults(pins: dict, wheels: list[Path], *, stand_in: bool) -> list[str]:
+def faults(pins: dict[str, Any], wheels: list[Path], *, stand_in: bool) -> list[str]:
     """Every difference, one line each."""
     found = []
     for name, want in pinned(pins).items():

@@ -47,7 +47,8 @@ def bill_of_materials(pins: dict[str, Any], base: str, epoch: int) -> dict[str, 
         if not raw:
             continue
         plain = raw.lower().replace("_", "-")
-        licence = dist.metadata.get("License-Expression") or dist.metadata.get("License") or ""
+        fields = dist.metadata.json
+        licence = str(fields.get("license_expression") or fields.get("license") or "")
         more: dict[str, Any] = {}
         if licence and len(licence) < 100 and "\n" not in licence:
             more["licenses"] = [{"license": {"name": licence}}]
