@@ -25,8 +25,10 @@ options:
 """
 
 import glob
+import importlib.util
 import json
 import os
+import socket
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -48,6 +50,17 @@ def free_gib(path):
     return round(found["free_bytes"] / 2**30, 1) if found else 0.0
 
 
+def answers(path):
+    """True when somebody listens on a UNIX socket: its file outlives an engine that was stopped or removed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(5)
+        try:
+            link.connect(path)
+        except OSError:
+            return False
+    return True
+
+
 def main():
     """Entry point of the module."""
     module = AnsibleModule(
@@ -67,7 +80,9 @@ def main():
         records={os.path.basename(path)[:-5]: loaded(path) for path in records},
         state=loaded(os.path.join(state_dir, "state.json")),
         has_systemd=os.path.isdir("/run/systemd/system"),
-        has_engine=os.path.exists("/var/run/docker.sock"),
+        has_engine=answers("/var/run/docker.sock"),
+        # Ansible's apt module needs its binding to say what it would do; when it installs, it fetches that by itself.
+        can_check_packages=not os.path.exists("/usr/bin/apt-get") or importlib.util.find_spec("apt") is not None,
     )
 
 

@@ -86,7 +86,7 @@ def ended(state):
     now = state["State"]
     restarts = int(state.get("RestartCount") or 0)
     if restarts:
-        return f"it ended and was started again {restarts} times"
+        return f"it ended and was started again {restarts} time{'' if restarts == 1 else 's'}"
     if now["Status"] in ("exited", "dead"):
         return f"it ended with exit code {now.get('ExitCode')}"
     return None

@@ -44,8 +44,8 @@ class Playing:
         (self.folder / "vars.json").write_text(json.dumps(cluster.variables))
         own = {
             "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(self.folder),
-            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "scripts/megamoe/rehearse"), "ANSIBLE_CALLBACKS_ENABLED": "events",
-            "MEGAMOE_EVENTS": str(self.events), "MEGAMOE_REHEARSAL_CLUSTER": str(STATE),
+            "ANSIBLE_CALLBACKS_ENABLED": "events",
+            "MEGAMOE_EVENTS": str(self.events), "MEGAMOE_REHEARSAL_CLUSTER": str(cluster.file),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
         }  # fmt: skip
         program = Path(sys.executable).with_name("ansible-playbook")
@@ -99,9 +99,9 @@ class Playing:
 class Live:
     """Nodes and gateway of a rehearsal that is up; `variables` go to every playbook."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.base = folder, ""  # base: the generation that a test begins with
-        self.cluster = json.loads(STATE.read_text())
+    def __init__(self, folder: Path, file: Path = STATE) -> None:
+        self.folder, self.file, self.base = folder, file, ""  # base: the generation that a test begins with
+        self.cluster = json.loads(file.read_text())
         self.nodes = sorted(self.cluster["nodes"])
         self.prefix = self.cluster.get("prefix", "mmreh-")
         self.gateway = f"http://{next(iter(self.cluster['gateway'].values()))}:8080"

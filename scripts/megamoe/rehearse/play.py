@@ -81,7 +81,6 @@ def run_site(settings: Settings, folder: Path, narrator: Narrator, *, timeout_s:
     environ = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ansible / "ansible.cfg"),
-        "ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).parent),
         "ANSIBLE_CALLBACKS_ENABLED": "events",
         "ANSIBLE_NOCOLOR": "1",
         "MEGAMOE_EVENTS": str(events),

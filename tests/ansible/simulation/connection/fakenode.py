@@ -78,6 +78,7 @@ def host_facts(state: dict[str, Any], args: Args) -> Args:
         "state": json.loads(state["files"].get(args["state_dir"] + "/state.json", "{}")),
         "has_systemd": False,
         "has_engine": True,
+        "can_check_packages": True,
     }
 
 
