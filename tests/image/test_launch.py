@@ -10,112 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launch_support import ENV, codes
 from megamoe.image import arguments, facts, kernels, launch
 from megamoe.version import identity
 from megamoe_atom.problem import Exit, Problem
 
-FLAGS = [
-    "-tp", "8", "--enable-dp-attention", "--enable-expert-parallel", "--kv_cache_dtype", "fp8",
-    "--max-num-batched-tokens", "8192", "--max-num-seqs", "256", "--max-model-len", "9472",
-    "--gpu-memory-utilization", "0.85", "--no-enable_prefix_caching",
-]  # fmt: skip
-ENV = {
-    "MEGAMOE_ENGINE_MODULE": "atom.entrypoints.openai_server",
-    "ATOM_USE_FLYDSL": "1",
-    "ATOM_USE_FLYDSL_FUSED": "1",
-    "ATOM_FLYDSL_KERNELS_PATH": "/opt/megamoe/flydsl",
-    "AITER_BF16_FP8_MOE_BOUND": "0",
-    "ATOM_MOE_GU_ITLV": "1",
-    "MORI_SHMEM_HEAP_SIZE": "5368709120",
-}
-VRAM = 288 << 30
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> SimpleNamespace:
-    """A container with 8 MI355X, its device nodes, a checkpoint's directory and writable places."""
-    for rank in range(8):
-        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{rank + 1}"
-        (node / "mem_banks/0").mkdir(parents=True)
-        (node / "properties").write_text("simd_count 1024\ngfx_target_version 90500\n")
-        (node / "mem_banks/0/properties").write_text(f"heap_type 1\nsize_in_bytes {VRAM}\n")
-    cpu = tmp_path / "sys/class/kfd/kfd/topology/nodes/0"
-    cpu.mkdir()
-    (cpu / "properties").write_text("simd_count 0\ngfx_target_version 0\n")
-    for name in ("kfd", *(f"dri/renderD{128 + n}" for n in range(8))):
-        path = tmp_path / "dev" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    (tmp_path / "dev/shm").mkdir()
-    model = tmp_path / "models/v4"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(dict(zip(launch._SHAPE, (7168, 3072, 384, 6), strict=True))))
-    (model / "model-00001-of-00064.safetensors").write_text("")
-    places = {n: str(tmp_path / "run" / n.lower()) for n in ("MEGAMOE_STATUS_DIR", "FLYDSL_RUNTIME_CACHE_DIR", "HOME")}
-    return SimpleNamespace(root=tmp_path, model=model, env=ENV | places, flags=["--model", str(model), *FLAGS])
-
-
-def codes(box: SimpleNamespace) -> list[str]:
-    outcome = launch.outcome(box.flags, box.env, box.root)
-    for finding in outcome.findings:
-        assert finding.what and finding.why and finding.fix
-    errors = [f.code for f in outcome.findings if f.severity == "error"]
-    assert bool(errors) is (outcome.exit_code is not Exit.PASS)
-    if errors:
-        assert outcome.exit_code in (Exit.REFUSED, Exit.CHECK_FAILED)
-        assert "no weight was read" in outcome.summary or outcome.status == "refused"
-    return errors
-
 
 def test_the_validated_launch_is_legal(box: SimpleNamespace) -> None:
     assert codes(box) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        pytest.param({"COMPILE_ONLY": "1"}, "env_forbidden", id="every launch would compile and not run"),
-        pytest.param({"MORI_SHMEM_MODE": "ISOLATION"}, "heap_mode", id="a heap mode inherited from another recipe"),
-        pytest.param({"MORI_SHMEM_MODE": "static"}, "heap_mode", id="the mode that mori's documentation misspells"),
-        pytest.param({"MORI_SHMEM_HEAP_SIZE": "1G"}, "heap_too_small", id="a heap that the buffers do not fit in"),
-        pytest.param({"MORI_SHMEM_HEAP_SIZE": "120G"}, "memory_over_card", id="a heap that does not fit on the card"),
-        pytest.param({"MORI_SHMEM_HEAP_SIZE": "5,5G"}, "heap_size_malformed", id="a heap that mori misreads"),
-        pytest.param({"MORI_SHMEM_HEAP_SIZE": None}, "heap_not_given", id="no heap"),
-        pytest.param({"ATOM_MOE_GU_ITLV": None}, "env_contract_missing", id="the model's contract is broken"),
-        pytest.param({"HSA_OVERRIDE_GFX_VERSION": "9.4.2"}, "env_gfx_override", id="another architecture is pretended"),
-        pytest.param({"HIP_VISIBLE_DEVICES": "0,1"}, "visible_devices", id="fewer GPUs than ranks"),
-        pytest.param({"ATOM_USE_TRITON_MOE": "1"}, "env_preempts_mega", id="another MoE path is taken first"),
-    ],
-)
-def test_an_environment_that_must_not_serve_is_refused(
-    box: SimpleNamespace, change: dict[str, str | None], code: str
-) -> None:
-    box.env = {k: v for k, v in (box.env | change).items() if v is not None}
-    assert code in codes(box)
-
-
-@pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        pytest.param(["--max-num-batched-tokens", "16384"], "tokens_above_int32", id="32-bit offsets overflow"),
-        pytest.param(["--max-num-batched-tokens", "6000"], "tokens_not_power_of_two", id="no power of two"),
-        pytest.param(["--load_dummy"], "mega_dummy_routing", id="dummy weights"),
-        pytest.param(["--enable-tbo"], "mega_tbo", id="two-batch overlap"),
-        pytest.param(["--eplb-enable"], "mega_eplb", id="expert balancing"),
-        pytest.param(["--max-num-seqs", "many"], "flag_value", id="not a number"),
-        pytest.param(["--gpu-memory-utilization", "1.5"], "flag_value", id="out of range"),
-        pytest.param(["--port"], "flag_without_value", id="a value was forgotten"),
-        pytest.param(["--kv-cache-dtype=fp5"], "flag_value", id="no such type"),
-    ],
-)
-def test_flags_that_must_not_serve_are_refused(box: SimpleNamespace, flags: list[str], code: str) -> None:
-    box.flags += flags
-    assert code in codes(box)
-
-
-def test_tensor_parallel_attention_is_refused(box: SimpleNamespace) -> None:
-    box.flags.remove("--enable-dp-attention")
-    assert "mega_needs_dp_attention" in codes(box)
 
 
 def test_another_architecture_is_refused(box: SimpleNamespace) -> None:
@@ -127,6 +29,12 @@ def test_another_architecture_is_refused(box: SimpleNamespace) -> None:
 def test_a_mix_of_architectures_is_refused(box: SimpleNamespace) -> None:
     (box.root / "sys/class/kfd/kfd/topology/nodes/3/properties").write_text("simd_count 9\ngfx_target_version 90402\n")
     assert "arch" in codes(box)
+
+
+def test_a_container_without_any_gpu_is_refused(box: SimpleNamespace) -> None:
+    for path in box.root.glob("sys/class/kfd/kfd/topology/nodes/[1-8]/properties"):
+        path.write_text("simd_count 0\n")
+    assert "gpu_none" in codes(box)
 
 
 def test_a_missing_gpu_is_refused(box: SimpleNamespace) -> None:
@@ -215,19 +123,60 @@ def test_an_image_built_on_a_stand_in_is_refused(box: SimpleNamespace) -> None:
     assert codes(box) == ["stand_in_image"]
 
 
-def test_an_image_that_was_changed_is_refused_with_exit_1(
-    box: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = box.root / "kernel.py"
-    watched.write_text("x = 1\n")
-    lock = box.root / "opt/megamoe/stack.lock.json"
-    monkeypatch.setattr(identity, "LOCK_PATH", Path("/opt/megamoe/stack.lock.json"))
-    (box.root / "edits").mkdir()
-    identity.write(identity.record({}, box.root / "edits", [watched]), lock)
-    assert codes(box) == []
-    watched.write_text("x = 2\n")
-    assert codes(box) == ["file_drift"]
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        pytest.param("edit", "file_drift", id="a file was edited"),
+        pytest.param("remove", "file_drift", id="a file is gone"),
+        pytest.param("upgrade", "package_drift", id="a package was replaced"),
+        pytest.param("install", "package_added", id="a package was added"),
+        pytest.param("truncate", "stack_lock_unreadable", id="the lock is damaged"),
+        pytest.param("forget", "stack_lock_unreadable", id="the lock is gone"),
+    ],
+)
+def test_an_image_that_was_changed_is_refused_with_exit_1(box: SimpleNamespace, damage: str, code: str) -> None:
+    lock = json.loads(box.lock.read_text())
+    match damage:
+        case "edit":
+            (box.root / "kernel.py").write_text("x = 2\n")
+        case "remove":
+            (box.root / "kernel.py").unlink()
+        case "upgrade":
+            lock["distributions"]["torch"] = "0.1"
+        case "install":
+            del lock["distributions"]["torch"]
+    box.lock.write_text(json.dumps(lock) if damage != "truncate" else json.dumps(lock)[:-9])
+    if damage == "forget":
+        box.lock.unlink()
+    assert codes(box) == [code]
     assert launch.outcome(box.flags, box.env, box.root).exit_code is Exit.CHECK_FAILED
+
+
+def test_a_changed_image_does_not_hide_what_else_is_wrong(box: SimpleNamespace) -> None:
+    box.lock.unlink()
+    box.env["COMPILE_ONLY"] = "1"
+    assert set(codes(box)) == {"env_forbidden", "stack_lock_unreadable"}
+    assert launch.outcome(box.flags, box.env, box.root).exit_code is Exit.REFUSED
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become a user who cannot read the file")
+def test_a_file_that_the_serving_user_cannot_read_is_refused_for_real(box: SimpleNamespace) -> None:
+    (box.root / "kernel.py").chmod(0o600)
+    for path in (box.root, *box.root.parents):
+        if path != Path("/") and path.stat().st_mode & 0o005 != 0o005:
+            path.chmod(path.stat().st_mode | 0o055)
+    lock = json.loads(box.lock.read_text())
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setgid(10001)
+        os.setuid(10001)
+        os.write(writer, ",".join(f.code for f in identity.drift(lock)).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert os.read(reader, 4096) == b"file_unreadable"
+    os.close(reader)
+    assert "file_unreadable" in launch._CHANGED
 
 
 def test_an_unknown_profile_is_refused(box: SimpleNamespace) -> None:

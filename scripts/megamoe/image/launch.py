@@ -26,18 +26,21 @@ from megamoe.deploy.schema import Deploy
 from megamoe.envelope import Finding, Outcome, as_text, outcome_of_problem
 from megamoe.image import arguments
 from megamoe.image.facts import Facts, collect
-from megamoe.plan import memory, rules_env, rules_parallel, rules_tokens
+from megamoe.plan import memory, rules_env, rules_eplb, rules_parallel, rules_tokens
 from megamoe.plan.effective import layout_of
 from megamoe.plan.rule import Context
 from megamoe.version import identity
 
-_RULES = (*rules_parallel.RULES, *rules_tokens.RULES, *rules_env.RULES, *memory.RULES)
-_READ_BY_ENGINE = ("ATOM_", "MORI_", "AITER_", "FLYDSL_", "FUSED_", "FLIR_", "HIP_", "ROCR_", "HSA_", "CUDA_", "GPU_")
+_RULES = (*rules_parallel.RULES, *rules_eplb.RULES, *rules_tokens.RULES, *rules_env.RULES, *memory.RULES)
+_READ_BY_ENGINE = (
+    "ATOM_", "MORI_", "AITER_", "FLYDSL_", "FUSED_", "FLIR_", "HIP_", "ROCR_", "HSA_", "CUDA_", "GPU_", "MEGAMOE_",
+)  # fmt: skip
 _ALSO = {*rules_env.FORBIDDEN, *rules_env.PREEMPT, *rules_env.DEAD, *rules_env.VISIBLE, "ARCH", "CU_NUM"}
 MIN_SHM = (
     1 << 30
 )  # ranks exchange through /dev/shm; the engines' default of 64 MiB is what breaks (NVIDIA/nccl issue 342)
 GIB = 1 << 30
+_CHANGED = ("file_drift", "file_unreadable", "package_drift", "package_added", "stack_lock_unreadable")
 _SHAPE = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok")
 
 
@@ -164,6 +167,15 @@ def profile_of(path: str | None, env: Mapping[str, str]) -> Profile:
     )
 
 
+def _judged(name: str) -> bool:
+    """Whether the rules look at a variable: those that a part of the stack reads, and switches that no service has.
+
+    The rest (PATH, LD_LIBRARY_PATH, ...) is the image's own, and no DEPLOY gave it.
+    """
+    kinds = rules_env.EXPERIMENTAL
+    return name.startswith(_READ_BY_ENGINE) or name in _ALSO or any(kind.search(name) for kind in kinds)
+
+
 def deploy_of(read: arguments.Read, env: Mapping[str, str], facts: Facts, profile: Profile) -> Deploy:
     """The DEPLOY that this command line, this environment and these GPUs amount to.
 
@@ -178,7 +190,7 @@ def deploy_of(read: arguments.Read, env: Mapping[str, str], facts: Facts, profil
         "model": {"path": read.model or "/models", "profile": profile.name, "weights": profile.weights},
         "gpu": {"arch": "+".join(archs) or "none", "count": len(facts.gpus), "vram_gib": smallest / GIB},
         "args": read.args,
-        "env": {k: v for k, v in env.items() if k.startswith(_READ_BY_ENGINE) or k in _ALSO},
+        "env": {k: v for k, v in env.items() if _judged(k)},
     }
     try:
         return Deploy.model_validate(body)
@@ -220,14 +232,15 @@ def outcome(argv: list[str], env: Mapping[str, str], root: Path = Path("/")) -> 
     """Facts, judgement and the image's own identity as one result."""
     try:
         findings = judge(argv, env, collect(env, root))
-        lock_path = root / identity.LOCK_PATH.relative_to("/")
-        if lock_path.exists():
-            findings += identity.drift(identity.read(lock_path))
     except Problem as problem:
         return outcome_of_problem(problem)
+    try:
+        findings += identity.drift(identity.read(root / identity.LOCK_PATH.relative_to("/")))
+    except Problem as problem:  # an image without its lock is as little the built one as one with other files
+        findings += [Finding.from_reason(reason) for reason in problem.reasons]
     errors = [f for f in findings if f.severity == "error"]
     if errors:
-        changed = all(f.code in ("file_drift", "file_unreadable", "package_drift", "package_added") for f in errors)
+        changed = all(f.code in _CHANGED for f in errors)
         count = "1 reason" if len(errors) == 1 else f"{len(errors)} reasons"
         exit_code = Exit.CHECK_FAILED if changed else Exit.REFUSED
         return Outcome("refused", exit_code, f"{count}; no weight was read", findings)

@@ -170,7 +170,7 @@ def heap(c: Context) -> Iterator[Hit]:
 
 def fits(c: Context) -> Iterator[Hit]:
     """share + heap + reserve must fit the card: the heap is outside the engine's share (ROCm/ATOM model_runner.py)."""
-    if not c.on_gpu or not c.deploy.gpu.vram_gib:
+    if not c.on_gpu or c.deploy.gpu.vram_gib < 1:  # rules_parallel refuses such a card
         return
     vram = int(c.deploy.gpu.vram_gib * GIB)
     share, heap_size, reserve = int(vram * c.args.gpu_memory_utilization), heap_bytes(c), reserve_bytes(c)

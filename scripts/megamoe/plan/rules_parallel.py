@@ -48,10 +48,10 @@ def engine(c: Context) -> Iterator[Hit]:
             "gpu.count",
             "engine",
         )
-    if c.on_gpu and c.deploy.gpu.vram_gib == 0:
+    if c.on_gpu and c.deploy.gpu.vram_gib < 1:
         yield refuse(
             "gpu_none",
-            "gpu.vram_gib is 0 with engine atom",
+            f"gpu.vram_gib is {c.deploy.gpu.vram_gib:g} with engine atom",
             "the memory budget cannot be judged",
             "give the memory of one GPU in GiB (288 for MI355X)",
             "gpu.vram_gib",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from megamoe.deploy.load import parse_deploy
 from megamoe.deploy.sizes import mori_bytes, mori_bytes_as_parsed
@@ -273,6 +273,7 @@ _VALUES = st.recursive(
     ),
     value=_VALUES,
 )
+@example(key=("gpu", "vram_gib"), value=8.2e-127)  # not zero, and less than a byte
 def test_no_value_of_any_key_gives_a_traceback(key: tuple[str, str | None], value: Any) -> None:
     raw = patched()
     if key[1] is None:
