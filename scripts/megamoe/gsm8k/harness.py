@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,31 @@ def say(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts of one session: answers at hand, right ones among them, and how many the early stop has been fed."""
+
+    resumed: int  # answers that an earlier session left in the journal
+    started: float  # monotonic seconds
+    scored: int = 0
+    right: int = 0
+    fed: int = 0
+    told: float = 0.0  # when progress was last said, monotonic seconds
+
+
 class Journalled:
     """Mixin over lm-eval's API models: `generate_until` with a journal, counted retries and an early stop."""
 
     settings: dict[str, Any]
     retried = 0
     failed = 0
+    # Of lm_eval.models.api_models.TemplateAPI (0.4.12), which the classes below add; its package has no types.
+    _create_payload: Any
+    create_message: Any
+    eos_string: Any
+    _seed: Any
+    base_url: Any
+    header: Any
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         return asyncio.run(self._run(requests))
@@ -67,7 +87,7 @@ class Journalled:
         order = list(range(len(requests)))
         random.Random(cfg["seed"]).shuffle(order)
         early = EarlyFail(cfg["stop_floor"], cfg["stop_alpha"]) if cfg.get("stop_floor") else None
-        state = {"fed": 0, "right": 0, "scored": 0, "started": time.monotonic(), "told": 0.0, "resumed": len(self.rows)}
+        state = Tally(resumed=len(self.rows), started=time.monotonic())
         queue: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         for position, index in enumerate(order):
             if requests[index].doc_id not in self.rows:
@@ -78,34 +98,35 @@ class Journalled:
 
         def correct(index: int) -> bool:
             request = requests[index]
-            return is_correct(score(self.rows[request.doc_id]["text"] or ""), request.doc["answer"])
+            right: bool = is_correct(score(self.rows[request.doc_id]["text"] or ""), request.doc["answer"])
+            return right
 
         for index in order:
             if requests[index].doc_id in self.rows:
-                state["scored"] += 1
-                state["right"] += correct(index)
+                state.scored += 1
+                state.right += correct(index)
 
         def progress(force: bool = False) -> None:
             now = time.monotonic()
-            if not force and now - state["told"] < cfg["progress_s"]:
+            if not force and now - state.told < cfg["progress_s"]:
                 return
-            state["told"] = now
-            fresh = state["scored"] - state["resumed"]
-            left = (len(order) - state["scored"]) * (now - state["started"]) / fresh if fresh > 0 else None
+            state.told = now
+            fresh = state.scored - state.resumed
+            left = (len(order) - state.scored) * (now - state.started) / fresh if fresh > 0 else None
             say(
                 event="progress",
-                done=state["scored"],
+                done=state.scored,
                 total=len(order),
-                right=state["right"],
+                right=state.right,
                 retried=self.retried,
                 failed=self.failed,
                 left_s=left,
             )
 
         def feed() -> None:
-            while early and state["fed"] < len(order) and requests[order[state["fed"]]].doc_id in self.rows:
-                index = order[state["fed"]]
-                state["fed"] += 1
+            while early and state.fed < len(order) and requests[order[state.fed]].doc_id in self.rows:
+                index = order[state.fed]
+                state.fed += 1
                 if is_empty(self.rows[requests[index].doc_id]["text"]):
                     continue  # no answer is no evidence about the model; the gate judges these by their share
                 stop = early.add(correct(index))
@@ -129,15 +150,15 @@ class Journalled:
                 async def worker() -> None:
                     while not queue.empty():
                         position, index = queue.get_nowait()
-                        while early and position - state["fed"] > ahead:
+                        while early and position - state.fed > ahead:
                             await asyncio.sleep(0.02)
                         request = requests[index]
                         row = await self._ask(session, request)
                         self.rows[request.doc_id] = row
                         log.write(json.dumps(row) + "\n")
                         log.flush()
-                        state["scored"] += 1
-                        state["right"] += correct(index)
+                        state.scored += 1
+                        state.right += correct(index)
                         feed()
                         progress()
 
@@ -180,6 +201,8 @@ class Journalled:
                         body = await response.json(content_type=None)
                         choice = body["choices"][0]
                         text = choice["message"]["content"] if "message" in choice else choice["text"]
+                        if text is not None and not isinstance(text, str):
+                            raise TypeError(f"the text is {type(text).__name__}")
                         return {
                             "doc_id": request.doc_id,
                             "text": text,
@@ -209,11 +232,11 @@ class Journalled:
         }
 
 
-class Completions(Journalled, LocalCompletionsAPI):
+class Completions(Journalled, LocalCompletionsAPI):  # type: ignore[misc] # lm-eval's package has no types
     pass
 
 
-class Chat(Journalled, LocalChatCompletion):
+class Chat(Journalled, LocalChatCompletion):  # type: ignore[misc] # as above
     pass
 
 

@@ -106,6 +106,7 @@ def test_sixteen_percent_empty_answers_are_no_evidence(tmp_path: Path, questions
     ("fault", "cause", "allowed", "code"),
     [
         pytest.param("drop_2", "HTTP 502", 0.03, 0, id="502, policy allows 3 %"),
+        pytest.param("parts_2", "answer is not a completion", 0.03, 0, id="text that is none, policy allows 3 %"),
         pytest.param("cut_2", "ServerDisconnectedError", 0.005, 5, id="cut connections, policy allows 0.5 %"),
     ],
 )
