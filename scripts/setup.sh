@@ -7,9 +7,18 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/venv.sh"
 setup_rehearsal() {
     need_packages >&2 || return
     need_engine >&2 || return
-    ensure_venv .venv requirements/test.lock >&2 || return
-    # lm-evaluation-harness has an environment of its own (its pins and ours would fight).
-    bash scripts/setup_lm_eval.sh >&2
+    setup_environments
+}
+
+# setup_environments: ours and lm-evaluation-harness's own (their pins would fight), at once: pip uses one core.
+setup_environments() {
+    local harness status=0
+    need_venv >&2 || return
+    bash scripts/setup_lm_eval.sh >&2 &
+    harness=$!
+    ensure_venv .venv requirements/test.lock >&2 || status=$?
+    wait "$harness" || status=$?
+    return "$status"
 }
 
 # The package that brings each command; only what is missing is installed, and it is written down for rehearse-down.

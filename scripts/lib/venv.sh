@@ -16,10 +16,8 @@ ensure_venv() {
     fi
     echo "making $dir from $lock (hashes checked)"
     rm -rf "$dir"
-    if ! python3 -m venv "$dir" 2>/dev/null; then
-        announce_install python3-venv || return 4
-        python3 -m venv "$dir" || return 4
-    fi
+    need_venv || return
+    python3 -m venv "$dir" || return 4
     "$dir/bin/pip" install --quiet --require-hashes -r "$lock" || {
         echo "error: $lock could not be installed into $dir" >&2
         echo "  why: a package is not reachable, or its hash is not the locked one" >&2
@@ -30,6 +28,11 @@ ensure_venv() {
     # The build backend is in the lock too, so nothing is fetched outside it.
     "$dir/bin/pip" install --quiet --no-deps --no-build-isolation -e . || return 4
     echo "$stamp" >"$dir/.stamp"
+}
+
+# need_venv: Debian ships python3 without what makes virtual environments.
+need_venv() {
+    python3 -c 'import ensurepip' 2>/dev/null || announce_install python3-venv
 }
 
 # announce_install PACKAGE...: says what is missing, installs it with apt as root, or says exactly what to install.

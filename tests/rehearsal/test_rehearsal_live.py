@@ -6,7 +6,6 @@ The tests build on each other (a good release first, then what must not replace 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -21,10 +20,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module", autouse=True)
-def engine() -> None:
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "info"], capture_output=True, timeout=60).returncode:
-        pytest.skip("no container engine that may be used: scripts/setup.sh installs and starts one")
+def own_checkout(engine: str) -> None:
     if checkout_root() != ROOT:
         pytest.skip("megamoe is not this checkout's: the rehearsal would run other playbooks")
 
@@ -99,18 +95,17 @@ def test_each_fault_is_caught_and_the_good_release_serves_on(fault: str, selftes
     assert "Paris" in complete("http://127.0.0.1:18080")
 
 
-def test_down_removes_all_that_was_made_and_only_that() -> None:
-    docker = shutil.which("docker")
-    assert docker is not None
-
+@pytest.mark.live_ci
+@pytest.mark.last
+def test_down_removes_all_that_was_made_and_only_that(engine: str) -> None:
     def everything() -> set[str]:
-        return {
-            line
-            for what in (["ps", "-a", "--format", "{{.Names}}"], ["volume", "ls", "-q"], ["network", "ls", "-q"])
-            for line in subprocess.run([docker, *what], capture_output=True, text=True, check=True).stdout.split()
-        }
+        form = ("--format", "{{.Names}}"), ("--format", "{{.Name}}"), ("--format", "{{.Repository}}:{{.Tag}}")
+        asked = (["ps", "-a", *form[0]], ["volume", "ls", *form[1]], ["network", "ls", *form[1]], ["images", *form[2]])
+        said = (subprocess.run([engine, *what], capture_output=True, text=True, check=True).stdout for what in asked)
+        return {name for names in said for name in names.split() if name != "<none>:<none>"}
 
     before = everything()
+    assert any(name.startswith("mmreh-") for name in before)
     assert rehearse("--down")[0] == 0
     assert not [name for name in everything() if name.startswith("mmreh-")]
     assert {name for name in before if not name.startswith("mmreh-")} <= everything()

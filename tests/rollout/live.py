@@ -19,7 +19,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "ansible"
-STATE = Path(os.environ.get("MEGAMOE_REHEARSAL_CLUSTER", ROOT / ".state/rehearsal/cluster.json"))
 
 
 @dataclass
@@ -99,7 +98,7 @@ class Playing:
 class Live:
     """Nodes and gateway of a rehearsal that is up; `variables` go to every playbook."""
 
-    def __init__(self, folder: Path, file: Path = STATE) -> None:
+    def __init__(self, folder: Path, file: Path) -> None:
         self.folder, self.file, self.base = folder, file, ""  # base: the generation that a test begins with
         self.cluster = json.loads(file.read_text())
         self.nodes = sorted(self.cluster["nodes"])

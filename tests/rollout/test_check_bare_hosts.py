@@ -1,7 +1,7 @@
 """`site.yml --check --diff` against hosts on which nothing of ours was ever done: it says all, and does nothing.
 
-The hosts are two containers of the rehearsal's host image with engine and HAProxy purged; they need the network of a
-rehearsal that is up (marker `engine`).
+The hosts are two containers of the rehearsal's host image with engine and HAProxy purged; they share its
+network (marker `engine`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from megamoe.rehearse.cluster import GATEWAY_FLAGS, NETWORK, NODE_FLAGS
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from live import STATE, Live
+from live import Live
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not STATE.is_file(), reason="no rehearsal is up: run `megamoe rehearse` first"),
+    pytest.mark.live_ci,
 ]
 PREFIX = "mmtest-"
 HOSTS = {"bare": "172.29.77.201", "bare-gateway": "172.29.77.202"}
@@ -47,9 +47,9 @@ def docker(*argv: str) -> str:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Live]:
+def bare(tmp_path: Path, rehearsal: Path) -> Iterator[Live]:
     """Two hosts with an SSH server and Python and nothing else of what the roles bring."""
-    cluster = json.loads(STATE.read_text())
+    cluster = json.loads(rehearsal.read_text())
     node = f"{cluster.get('prefix', 'mmreh-')}{sorted(cluster['nodes'])[0]}"
     image = docker("inspect", "--format", "{{.Config.Image}}", node)
     key = Path(cluster["key"]).with_suffix(".pub").read_text().strip()

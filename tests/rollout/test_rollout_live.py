@@ -1,6 +1,7 @@
 """The roll-out against the hosts of a rehearsal: load, faults, interruptions. For `make test-all` (marker `engine`).
 
-They need the cluster of `megamoe rehearse` to be up; each begins and ends with all nodes serving one release.
+They use the cluster of `megamoe rehearse`, and bring it up when it is not; each begins and ends with all nodes
+serving one release.
 What each took is written to durations.json in pytest's folder.
 """
 
@@ -16,13 +17,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from live import STATE, Clients, Live, Playing
+from live import Clients, Live, Playing
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(not STATE.is_file(), reason="no rehearsal is up: run `megamoe rehearse` first"),
 ]
 # As docker/node/node-start starts it.
 SSHD = ("/usr/sbin/sshd", "-o", "PasswordAuthentication=no", "-o", "UseDNS=no", "-o", "MaxStartups=100")
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cluster(folder: Path, request: pytest.FixtureRequest) -> Iterator[Live]:
+def cluster(folder: Path, rehearsal: Path, request: pytest.FixtureRequest) -> Iterator[Live]:
     """The cluster with every node serving one generation, live.base; site.yml alone puts right what a test leaves."""
-    live = Live(folder)
+    live = Live(folder, rehearsal)
     found = {live.generation(n) if live.state(n).get("state") == "serving" else "" for n in live.nodes}
     live.base = found.pop() if len(found) == 1 and found != {""} else "base"
     live.plan(live.base)
@@ -70,6 +70,7 @@ def test_the_second_run_changes_nothing(cluster: Live) -> None:
     assert_all_serve(cluster, cluster.base)
 
 
+@pytest.mark.live_ci
 def test_an_upgrade_under_load_loses_no_request(cluster: Live) -> None:
     new = fresh("upgraded")
     cluster.plan(new)
@@ -82,6 +83,7 @@ def test_an_upgrade_under_load_loses_no_request(cluster: Live) -> None:
     assert_all_serve(cluster, new)
 
 
+@pytest.mark.live_ci
 def test_a_bad_image_is_caught_on_the_canary_and_rolled_back_alone(cluster: Live) -> None:
     untouched = cluster.on(cluster.nodes[1], "docker", "inspect", "--format", "{{.State.StartedAt}}", "megamoe")
     cluster.plan(fresh("bad"), fault="gate_up_mispaired")
@@ -96,6 +98,7 @@ def test_a_bad_image_is_caught_on_the_canary_and_rolled_back_alone(cluster: Live
     assert cluster.on(cluster.nodes[1], "docker", "inspect", "--format", "{{.State.StartedAt}}", "megamoe") == untouched
 
 
+@pytest.mark.live_ci
 def test_a_node_killed_under_load_costs_only_what_it_had_in_hand(cluster: Live) -> None:
     victim = cluster.nodes[1]
     with Clients(cluster) as clients:
