@@ -16,10 +16,14 @@ body = open(target, "rb").read()
 assert body[:2] == b"BC", f"{target} is no LLVM bitcode"
 open(target + ".sha256", "w").write(hashlib.sha256(body).hexdigest() + "\n")
 ' "$out"
-# Pre-compilation skips what fails without an exit code: count what is there.
-python "$here/step.py" mori-kernels -- bash -euc '
+# Pre-compilation skips what fails without an exit code: read what it says, and count what is there.
+python "$here/step.py" mori-kernels -- bash -euo pipefail -c '
     MORI_PRECOMPILE=1 MORI_JIT_CACHE_DIR="$1/jit" python -c "import mori" | tee "$1/precompile.log"
-    ! grep -q SKIPPED "$1/precompile.log"
-    [[ -n $(find "$1/jit" -name "*.hsaco" -size +0) ]]
+    if grep -q SKIPPED "$1/precompile.log" || [[ -z $(find "$1/jit" -name "*.hsaco" -size +0) ]]; then
+        echo "error: mori left out kernels, or made none (its words are above)" >&2
+        echo "  why: each rank would compile them when its symmetric heap is set up, all at once" >&2
+        echo "  fix: see why hipcc failed for $MORI_GPU_ARCHS" >&2
+        exit 1
+    fi
     rm "$1/precompile.log"
 ' precompile "$out"
