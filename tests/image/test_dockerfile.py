@@ -162,6 +162,27 @@ def test_the_single_node_example_is_legal_and_the_page_shows_its_command_and_com
     assert planned == written
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "holds"),
+    [
+        pytest.param("cap_add:", "cap_add:", True, id="as it is"),
+        pytest.param("cap_add:", "cap_ad:", False, id="a misspelt key"),
+        pytest.param("init: true", "init: maybe so", False, id="a value of another type"),
+        pytest.param("hard: -1", "hard: [1]", False, id="a limit that is a list"),
+    ],
+)
+def test_the_compose_file_is_one_by_the_compose_specification(
+    tmp_path: Path, old: str, new: str, holds: bool
+) -> None:
+    text = (ROOT / "docker/compose.yml").read_text()
+    assert old in text
+    (tmp_path / "compose.yml").write_text(text.replace(old, new))
+    tool = Path(sys.executable).parent / "check-jsonschema"
+    argv = [tool, "--builtin-schema", "vendor.compose-spec", tmp_path / "compose.yml"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode == 0) is holds, done.stdout + done.stderr
+
+
 def test_every_flag_of_the_command_has_its_reason_on_the_page() -> None:
     outcome = outcome_of(load_deploy(ROOT / "docker/single-node.yml"), {})
     flags = set(re.findall(r"(?m)^  (--[a-z-]+)", outcome.data["docker_run"]))
