@@ -167,7 +167,7 @@ def test_the_single_node_example_is_legal_and_the_page_shows_its_command_and_com
     [
         pytest.param("cap_add:", "cap_add:", True, id="as it is"),
         pytest.param("cap_add:", "cap_ad:", False, id="a misspelt key"),
-        pytest.param("init: true", "init: maybe so", False, id="a value of another type"),
+        pytest.param("init: true", "init: [1]", False, id="a value of another type"),
         pytest.param("hard: -1", "hard: [1]", False, id="a limit that is a list"),
     ],
 )
