@@ -156,6 +156,32 @@ def test_a_planted_fault_stops_the_start_and_is_named(plant: Plant, kinds: set[s
     assert any(f"likely {kind}:" in str(caught.value) for kind in kinds), str(caught.value)
 
 
+def _bits_flipped(rows: int, mask: int) -> Plant:
+    def flip(t: torch.Tensor) -> None:
+        t[:rows] ^= mask
+
+    return _change_expert(0, 1, flip, tensor=0)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        pytest.param(_bits_flipped(16, 0x11), False, id="lowest bits of 16 rows: below the quantisation's own error"),
+        pytest.param(_bits_flipped(128, 0x11), True, id="lowest bits of 128 rows"),
+        pytest.param(_bits_flipped(16, 0x88), True, id="signs of 16 rows"),
+    ],
+)
+def test_what_the_self_test_can_see_of_flipped_bits(plant: Plant, found: bool) -> None:
+    """Its limit, stated in the adapter's page: a fault smaller than the quantisation's error passes."""
+    cluster = Cluster(geometry(), seed=3)
+    plant(cluster)
+    if found:
+        with pytest.raises(Problem, match="likely one_expert"):
+            cluster.verify()
+    else:
+        assert cluster.verify().layers[0].ok
+
+
 def test_one_corrupted_tile_in_two_hundred_calls_is_non_deterministic() -> None:
     cluster = Cluster(geometry(), seed=6)
     _race(cluster)
