@@ -252,6 +252,11 @@ def test_kernels_made_ahead_of_time_are_put_where_the_engine_may_also_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baked, site = tmp_path / "kernels", tmp_path / "site"
+    code = tmp_path / "mori/jit/gfx950_mlx5_cov6/0123"
+    code.mkdir(parents=True)
+    (code / "libmori_shmem_device.bc").write_bytes(b"BC")
+    (code.parent / "latest").mkdir()
+    (code.parent / "latest/a.hsaco").symlink_to("../0123/libmori_shmem_device.bc")
     (baked / "abc/launch_1").mkdir(parents=True)
     (baked / "abc/launch_1/k.pkl").write_bytes(b"k")
     (baked / "aot.json").write_text(json.dumps({"cache": "abc"}))
@@ -264,11 +269,15 @@ def test_kernels_made_ahead_of_time_are_put_where_the_engine_may_also_write(
         "FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path / "run/flydsl"),
         "MEGAMOE_KERNELS": str(baked),
         "AITER_JIT_DIR": str(tmp_path / "run/aiter"),
+        "MORI_JIT_CACHE_DIR": str(tmp_path / "run/mori"),
     }
     for _ in range(2):  # a restarted container finds its places filled
         assert launch.seed_caches(env) == 1
     assert (tmp_path / "run/flydsl/launch_1/k.pkl").read_bytes() == b"k"
     assert (tmp_path / "run/flydsl/other_2/a.pkl").exists()
+    assert (tmp_path / "run/mori/gfx950_mlx5_cov6/0123/libmori_shmem_device.bc").read_bytes() == b"BC"
+    latest = tmp_path / "run/mori/gfx950_mlx5_cov6/latest/a.hsaco"
+    assert latest.is_symlink() and latest.resolve().is_relative_to(tmp_path / "run")  # not the read-only original
     assert (tmp_path / "run/aiter/module_x.so").resolve() == site / "aiter/jit/module_x.so"
 
 

@@ -255,4 +255,7 @@ def test_what_keys_moris_cache_is_the_same_at_build_and_at_run() -> None:
     before = stack[: stack.index("/build/prepare_mori.sh /opt")]
     for name, value in {"MORI_GPU_ARCHS": "gfx950", "MORI_DEVICE_NIC": "mlx5", "GPU_ARCHS": "gfx950"}.items():
         assert re.search(rf"^(?:ENV|   ) {name}={value}\b", before, re.M), name
-    assert "\nFROM rocm-stack AS rocm\n" in DOCKERFILE  # the served stage inherits these variables
+    served = DOCKERFILE[DOCKERFILE.index("\nFROM rocm-stack AS rocm\n") :]  # inherits these variables
+    # HOME is where mori would look otherwise. `serve` fills this place with what prepare_mori.sh made.
+    assert "MORI_JIT_CACHE_DIR=/var/cache/megamoe/mori" in served
+    assert "MEGAMOE_KERNELS=/opt/megamoe/kernels" in served and "/build/prepare_mori.sh /opt/megamoe/mori" in stack

@@ -252,13 +252,21 @@ def seed_caches(env: Mapping[str, str]) -> int:
     """Puts what was compiled ahead of time where the engine looks for it and may also write. Returns kernels seeded.
 
     FlyDSL locks each entry that it reads, and aiter imports a module only from the directory that it compiles to, so a
-    read-only copy would be passed over: FlyDSL's entries (a few hundred KB) are copied, aiter's modules are linked.
+    read-only copy would be passed over: FlyDSL's entries (a few hundred KB) and mori's device code are copied, aiter's
+    modules are linked.
     """
     target = Path(env["FLYDSL_RUNTIME_CACHE_DIR"])
     baked = Path(env["MEGAMOE_KERNELS"])
     key = json.loads((baked / "aot.json").read_text(encoding="utf-8"))["cache"]
     shutil.copytree(baked / key, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
     seeded = sum(1 for _ in (baked / key).rglob("*.pkl"))
+    code = baked.parent / "mori/jit"
+    if code.is_dir():  # absent where mori's steps did not run, and `serve` refuses such an image
+        mori = Path(env["MORI_JIT_CACHE_DIR"])
+        for path in code.rglob("*"):
+            if path.is_symlink():  # copytree makes links anew, and a restarted container has them already
+                (mori / path.relative_to(code)).unlink(missing_ok=True)
+        shutil.copytree(code, mori, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile)
     spec = importlib.util.find_spec("aiter")
     if spec is not None and spec.origin is not None:
         jit = Path(spec.origin).parent / "jit"
