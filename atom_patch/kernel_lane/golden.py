@@ -18,7 +18,7 @@ from kernel_lane.bundle import Bundle
 from kernel_lane.execute import Executor
 from kernel_lane.judge import compare
 
-_KEPT = ("name", "flydsl", "linker", "launches", "instructions")
+_KEPT = ("name", "flydsl", "linker", "edits", "launches", "instructions")
 
 
 def write(bundle_folder: Path, file: Path) -> None:

@@ -31,6 +31,8 @@ def test_there_are_vectors_and_they_stay_small() -> None:
 def test_the_reference_equals_the_executed_kernels_in_every_bit(file: Path) -> None:
     provenance, executed = golden.read(file)
     case = CASES[file.stem]
+    # On such a CU count the plain kernels lose tiles (E2): what equals the reference was made with the edit.
+    assert case.cu != 4 or "xcd_guard" in provenance["edits"]
     assert provenance["name"] == case.name and provenance["instructions"] > 10_000 and provenance["code_objects"]
     w, forwards = case_inputs(case)
     outputs = reference_outputs(case, w, forwards)

@@ -86,7 +86,10 @@ def test_run_and_check_speak_the_envelope(bundle: Path, tmp_path: Path) -> None:
     ran = command("run", str(bundle), "--schedule", "late@3", "--out", str(tmp_path / "out"), expect=0)
     assert ran["status"] == "pass" and ran["data"]["instructions"] > 500  # type: ignore[index]
     assert command("check", str(bundle), "--result", str(tmp_path / "out"), expect=0)["status"] == "pass"
-    assert command("check", str(bundle), "--schedules", "order,frozen", expect=0)["status"] == "pass"
+    checked = command("check", str(bundle), "--schedules", "order,frozen", expect=0)
+    assert checked["status"] == "pass" and len(checked["data"]["runs"]) == 2  # type: ignore[index]
+    (linted,) = checked["data"]["kernels"]  # type: ignore[index]
+    assert linted["kernel"] == "ours" and linted["scratch"] == linted["lds_dma_left"] == 0
 
 
 _EACH = "for s in json.load(open(b/'bundle.json'))['steps'] for e in s.get('expect',[])]"

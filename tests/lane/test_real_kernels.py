@@ -19,6 +19,8 @@ from kernel_lane.bundle import Bundle
 from kernel_lane.execute import Executor, Run
 from kernel_lane.judge import compare
 from kernel_lane.machine.schedule import Schedule
+from megamoe.kernels.check import check
+from megamoe.kernels.lint import collect, judge
 from real import checkout, python_with
 
 pytestmark = [pytest.mark.checkout, pytest.mark.slow]
@@ -78,11 +80,36 @@ def test_l2_payload_stores_that_nobody_waits_for_are_seen_in_one_ordered_run(cap
         assert (("unordered_read", "gm.rx_em") in kinds(run, "stage1")) is seen, case
 
 
-def test_e2_the_xcd_swizzle_loses_tiles_on_four_compute_units(captured) -> None:  # type: ignore[no-untyped-def]
-    executor = captured("cu4", exit_code=1)
+@pytest.mark.parametrize("case", ["cu4", "a4w4_cu4"])
+def test_e2_the_xcd_swizzle_loses_tiles_on_four_compute_units(captured, case: str) -> None:  # type: ignore[no-untyped-def]
+    executor = captured(case, exit_code=1)
     run = executor.run()
-    (difference,) = compare(executor.bundle, run.results)
-    assert difference.relative > 0.5
+    differences = compare(executor.bundle, run.results)
+    assert len(differences) == len(executor.bundle.case["forwards"])
+    assert all(d.relative > 0.5 for d in differences)
+
+
+FIXED_SLOT = {"flag_before_data", "payload_not_waited"}  # E9, L2
+LINTED = {
+    "micro": FIXED_SLOT, "w2": FIXED_SLOT, "w8_changing": FIXED_SLOT, "a4w4": FIXED_SLOT, "micro_compact": set(),
+    "w2_compact": set(), "w8_compact": set(), "dense": FIXED_SLOT | {"tile_not_landed"},
+    "dense_compact": {"tile_not_landed"}, "dense_noasync": FIXED_SLOT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LINTED)
+def test_the_linter_reads_in_what_is_captured_the_faults_that_execution_shows(captured, case: str) -> None:  # type: ignore[no-untyped-def]
+    bundle = captured(case, golden=case in ("micro", "w2", "micro_compact", "w2_compact")).bundle
+    linted = judge(collect([bundle.folder]), cu_count=bundle.case["cu"])
+    assert {f.code for f in linted.findings} == LINTED[case]
+    assert {"stage1", "gemm2"} <= {launch["name"] for s in bundle.steps for launch in s.get("launches", [])}
+
+
+def test_check_reports_a_fault_that_its_schedules_did_not_bring_out(captured) -> None:  # type: ignore[no-untyped-def]
+    outcome = check(captured("dense").bundle.folder, "order", 1)
+    assert outcome.status == "fail"
+    assert {f.code for f in outcome.findings if f.severity == "error"} == FIXED_SLOT | {"tile_not_landed"}
+    assert all(r["exact"] for r in outcome.data["runs"])
 
 
 @pytest.mark.parametrize("case", ["micro", "micro_compact"])

@@ -82,6 +82,8 @@ CASES: dict[str, Case] = {
         why="CU count not divisible by 8: XCD swizzle (E2)"),
         Case("a4w4", 1, 512, 256, 4, 2, 16, (Forward((5,)), Forward((16,), seed=9)), cu=8, quant="a4w4",
         why="fp4 activations"),
+        Case("a4w4_cu4", 1, 512, 256, 4, 2, 16, (Forward((5,)), Forward((16,), seed=9)), cu=4, quant="a4w4",
+        why="fp4 activations, CU count not divisible by 8 (E2): right with the edit xcd_guard alone"),
         Case("one_token", 2, 512, 256, 4, 2, 16, (Forward((1, 1)), Forward((16, 1), seed=3)),
         why="1 token and mtpr tokens"),
         Case("k8", 2, 512, 256, 16, 8, 8, (Forward((3, 8)),), why="K = 8"),

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from megamoe_atom import kernel_edits
+from megamoe_atom.kernel import verify_files
 
 from kernel_lane.capture import rocm, upstream
 from kernel_lane.capture.cases import Case
@@ -146,6 +148,7 @@ def capture(case: Case, flydsl: Path, folder: Path, *, golden: Path | None = Non
     provenance = asdict(case) | {
         "flydsl": importlib.metadata.version("flydsl"), "torch": torch.__version__, "linker": rocm.linker_version(),
         "golden_file": golden.name if golden else None,
+        "edits": sorted(kernel_edits.present(verify_files(flydsl))),
         "launches": sum(len(s.get("launches", [])) for s in session.recorder.steps),
         "instructions": session.recorder.instructions, "equal_in_order": all(equal),
     }  # fmt: skip

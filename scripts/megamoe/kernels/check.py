@@ -1,4 +1,4 @@
-"""`megamoe kernels check`: a bundle under hostile schedules, with every check of memory and order switched on."""
+"""`megamoe kernels check`: a bundle linted, then under hostile schedules with every check of memory and order on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(
     ] = None,
     json_output: Json = False,
 ) -> NoReturn:
-    """Look for races, early reads, accesses out of bounds and outputs that depend on the schedule."""
+    """Lint the kernels; look for races, early reads, accesses out of bounds, outputs that depend on the schedule."""
     run_verb(
         "kernels check",
         lambda: compare_only(bundle, result) if result else check(bundle, schedules, seeds),
@@ -42,17 +42,28 @@ def compare_only(folder: Path, result: Path) -> Outcome:
 
 
 def check(folder: Path, schedules: str, seeds: int) -> Outcome:
-    """Every schedule and seed; a finding that several show is told once, with their names."""
+    """The linter's rules, then every schedule and seed; a finding that several show is told once, with their names.
+
+    A fault that the linter reads in the code is a fault here too, whether or not one of the schedules brought it out.
+    """
     from kernel_lane.bundle import Bundle
     from kernel_lane.execute import Executor
     from kernel_lane.hostile import examine
     from kernel_lane.machine.schedule import Schedule
 
+    from megamoe.kernels.lint import collect, judge
+    from megamoe.kernels.lint_fit import FULL_CU_COUNT
+
     plan = [Schedule.parse(word.strip()) for word in schedules.split(",") if word.strip()]
     bundle = Bundle.read(folder)
+    linted = judge(collect([folder]), cu_count=int(bundle.case.get("cu", FULL_CU_COUNT)))
     report = examine(Executor(bundle), plan, seeds)
-    findings = [Finding(v.code, "error" if v.fault else "info", v.what, v.why, v.fix) for v in report.verdicts]
+    findings = [
+        *linted.findings,
+        *(Finding(v.code, "error" if v.fault else "info", v.what, v.why, v.fix) for v in report.verdicts),
+    ]
     data: dict[str, Any] = {
+        "kernels": linted.data["kernels"],
         "runs": report.runs,
         "instructions": report.instructions,
         "seconds": round(report.seconds, 2),
