@@ -2,16 +2,20 @@
 """Compiles ahead of time, without a GPU, every MegaMoE kernel that FlyDSL's disk cache can hold.
 
     bake.py --kernels DIR --out DIR [--profile NAME]... [--arch gfx950] [--cu 256] [--verify]
+        [--linked on --bitcode FILE [--rank N]...]
 
 FlyDSL's real host code is run: MegaMoE's constructor, with the arguments that the adapter passes, on meta tensors
 (sizes without memory), then the compile of each stage-2 tile of each power of two up to the profile's token limit, and
 of the quantiser. Stage 1 and combine link mori's device functions, and FlyDSL keeps no such object on disk: they are
-listed in aot.json as compiled at start.
+listed in aot.json as compiled at start. With --linked on they are compiled too, against mori's device bitcode, by the
+adapter's own calls for every rank and token bucket; this takes a FlyDSL whose compiler has the edit keep_linked (an
+opt-in of the build), and what it makes was never loaded on a GPU.
 
 OUT gets <hash>/ (the cache) and aot.json. <hash> covers all that the cache depends on: FlyDSL's installed files, the
-kernel sources, the profiles' shapes, architecture and compute units. Exit 1 when nothing was compiled. What was
-compiled is judged by `megamoe kernels lint OUT`, which the build runs behind this: an entry that it cannot read, or one
-with an undefined symbol (it links, and cannot be loaded on a GPU), ends the build.
+kernel sources, the profiles' shapes, architecture, compute units and the bitcode (FlyDSL's own key leaves it out).
+Exit 1 when nothing was compiled. What was compiled is judged by `megamoe kernels lint OUT`, which the build runs behind
+this: an entry that it cannot read, or one with an undefined symbol (it links, and cannot be loaded on a GPU), ends the
+build.
 --verify asks for the same kernels again, in FlyDSL's run-only mode, where a kernel that is not found is an error.
 """
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -49,8 +54,37 @@ class MetaTorch:
         return torch.device("meta")
 
 
-def stand_in_hardware(cu: int) -> None:
-    """What the host code asks of a GPU and of mori, answered for an MI355X; nothing of it reaches a compiled kernel."""
+class UntouchedTorch(MetaTorch):
+    """The same, for code that runs: tensors of the CPU in pages that the system provides on the first write."""
+
+    @staticmethod
+    def device(*_args: object) -> Any:
+        import torch
+
+        return torch.device("cpu")
+
+    @staticmethod
+    def zeros(*shape: Any, dtype: Any = None, device: object = None) -> Any:
+        import torch
+
+        return untouched(shape[0] if len(shape) == 1 else shape, dtype or torch.get_default_dtype())
+
+
+def untouched(shape: Any, dtype: Any) -> Any:
+    """Zeros of a shape (a number or a tuple): gigabytes that nobody reads cost no memory."""
+    import numpy as np
+    import torch
+
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    size = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+
+
+def stand_in_hardware(cu: int, bitcode: Path | None) -> None:
+    """What the host code asks of a GPU and of mori, answered for an MI355X; nothing of it reaches a compiled kernel.
+
+    bitcode: None replaces mori's device functions, which nothing is linked with then; else they are mori's own.
+    """
     import torch
 
     cuda: Any = torch.cuda
@@ -59,14 +93,19 @@ def stand_in_hardware(cu: int) -> None:
     cuda.current_device = lambda: 0
     cuda.synchronize = lambda *_a: None
     cuda.current_stream = lambda *_a: types.SimpleNamespace(cuda_stream=0)
-    for name in ("mori", "mori.ir", "mori.ir.flydsl"):
-        sys.modules[name] = MagicMock()
-    mori: Any = sys.modules["mori"]
     shmem: Any = types.ModuleType("mori.shmem")
-    shmem.mori_shmem_create_tensor = lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
     shmem.shmem_barrier_all = lambda: None
-    shmem.shmem_ptr_p2p = lambda *_a: 256
-    sys.modules["mori.shmem"] = mori.shmem = shmem
+    if bitcode is None:
+        for name in ("mori", "mori.ir", "mori.ir.flydsl"):
+            sys.modules[name] = MagicMock()
+        shmem.mori_shmem_create_tensor = lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
+        shmem.shmem_ptr_p2p = lambda *_a: 256
+    else:
+        importlib.import_module("mori")  # imports nothing native by itself
+        shmem.mori_shmem_create_tensor = untouched
+        shmem.shmem_ptr_p2p = lambda pointer, *_a: pointer
+    replaced: Any = sys.modules["mori"]
+    sys.modules["mori.shmem"] = replaced.shmem = shmem
 
 
 def small(tensor: Any) -> Any:
@@ -132,6 +171,42 @@ def bake_profile(profile: Any, mega: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def bake_linked(profile: Any, mega: Any, ranks: list[int] | None) -> list[dict[str, Any]]:
+    """Every kernel of every rank and token bucket, by the calls that a service makes; only what links mori is new."""
+    import torch
+    from megamoe_atom.experts import Geometry, KernelPool, MegaExperts
+    from megamoe_atom.layout import ConvertedLayer
+    from megamoe_atom.warmup import prewarm_batch, token_buckets
+
+    world = max(profile.ep_sizes)
+    e, h, i = profile.experts // world, profile.hidden, profile.inter
+    w13, w13_scale, w2, w2_scale = (
+        untouched(n, torch.uint8) for n in (e * i * h, e * 2 * i * h // 32, e * h * i // 2, e * h * i // 32)
+    )
+    layer = ConvertedLayer(w13, w13_scale, w2, w2_scale, (e, 2 * i, h // 2), (e, h, i // 2), True)
+    cuda: Any = torch.cuda
+    rows = []
+    for rank in range(world) if ranks is None else ranks:
+        cuda.current_device = lambda rank=rank: rank
+        geometry = Geometry(
+            rank, world, h, i, profile.experts, profile.topk, profile.quant, profile.validated_mbt, profile.swiglu_limit
+        )
+        experts = MegaExperts("layers.0", geometry, layer, KernelPool(mega.MegaMoE), clone=False)
+        started = time.monotonic()
+        for tokens in token_buckets(geometry.mtpr):
+            experts.run(*prewarm_batch(geometry, tokens, torch.device("cpu")))
+        rows.append(
+            {
+                "kernel": f"stage 1 and combine of rank {rank}",
+                "tile": None,
+                "tokens": "all",
+                "seconds": time.monotonic() - started,
+                "profile": profile.name,
+            }
+        )
+    return rows
+
+
 def tree_hash(root: Path, pattern: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob(pattern)):
@@ -142,11 +217,12 @@ def tree_hash(root: Path, pattern: str) -> str:
     return digest.hexdigest()
 
 
-def depends_on(kernels: Path, profiles: list[Any], arch: str, cu: int) -> dict[str, Any]:
+def depends_on(kernels: Path, profiles: list[Any], arch: str, cu: int, bitcode: Path | None) -> dict[str, Any]:
     """All that decides whether a cached kernel may be loaded."""
     import flydsl
 
-    return {
+    linked = {} if bitcode is None else {"bitcode": hashlib.sha256(bitcode.read_bytes()).hexdigest()}
+    return linked | {
         "flydsl": tree_hash(Path(flydsl.__file__).parent, "*"),
         "kernels": tree_hash(kernels / "kernels", "*"),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
@@ -165,13 +241,22 @@ def main() -> int:
     parser.add_argument("--profile", action="append", help="default: every profile of engine atom")
     parser.add_argument("--arch", default="gfx950")
     parser.add_argument("--cu", type=int, default=256, help="compute units; part of the kernels' names")
+    parser.add_argument("--linked", choices=("on", "off"), default="off", help="bake stage 1 and combine, too")
+    parser.add_argument("--bitcode", type=Path, default=Path("unset"), help="mori's device functions (code object 6)")
+    parser.add_argument("--rank", type=int, action="append", help="with --linked on: this rank's alone; default: all")
     parser.add_argument("--verify", action="store_true", help="every kernel is found in OUT's cache; compiles nothing")
     options = parser.parse_args()
 
     from megamoe.deploy.profiles import load_profile, names
 
+    bitcode: Path | None = options.bitcode if options.linked == "on" else None
+    if bitcode is not None and not bitcode.is_file():
+        print(f"error: {bitcode} does not exist", file=sys.stderr)
+        print("  why: stage 1 and combine are linked with mori's device functions", file=sys.stderr)
+        print("  fix: the step mori-bitcode makes it, where hipcc is; or build without KEEP_LINKED", file=sys.stderr)
+        return 1
     profiles = [p for n in (options.profile or names()) if (p := load_profile(n)).engine == "atom"]
-    needs = depends_on(options.kernels, profiles, options.arch, options.cu)
+    needs = depends_on(options.kernels, profiles, options.arch, options.cu, bitcode)
     key = hashlib.sha256(json.dumps(needs, sort_keys=True).encode()).hexdigest()[:16]
     cache = options.out / key
     # Before flydsl is imported: it reads these once.
@@ -184,14 +269,22 @@ def main() -> int:
     }
     if options.verify:
         os.environ["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
+    if bitcode is not None:
+        os.environ["MORI_SHMEM_BC"] = str(bitcode)
     sys.path.insert(0, str(options.kernels))
-    stand_in_hardware(options.cu)
-    import importlib
-
+    stand_in_hardware(options.cu, bitcode)
     mega: Any = importlib.import_module("kernels.mega_moe.mega_moe")
     comm: Any = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
-    mega.torch = comm.torch = MetaTorch()
-    rows = [row for profile in profiles for row in bake_profile(profile, mega)]
+    if bitcode is None:
+        mega.torch = comm.torch = MetaTorch()
+        rows = [row for profile in profiles for row in bake_profile(profile, mega)]
+    else:
+        mega.torch = comm.torch = UntouchedTorch()
+        comm.FlyDSLDispatchCombineIntraNodeOp._check_tensor_device = lambda *_a, **_k: None
+        # Combine asks for a callable at once, which would load the object on a GPU; here it is compiled and kept.
+        jit: Any = importlib.import_module("flydsl.compiler.jit_function")
+        jit._compile_impl = lambda function, *arguments: function(*arguments) or (lambda *_a: None)
+        rows = [row for profile in profiles for row in bake_linked(profile, mega, options.rank)]
     entries = sorted(cache.rglob("*.pkl"))
     for lock in cache.rglob("*.lock"):
         lock.unlink()
@@ -200,7 +293,7 @@ def main() -> int:
         if (recorded["cache"], recorded["kernels"]) != (key, len(entries)):
             print(f"error: {len(entries)} kernels in {key}, recorded are {recorded['kernels']} in {recorded['cache']}")
             return 1
-        print(f"a second process found all {len(rows)} of {len(entries)} kernels and compiled none")
+        print(f"a second process found all {len(entries)} kernels in {len(rows)} runs and compiled none")
         return 0
     if not entries:
         print(f"error: nothing was written to {cache}", file=sys.stderr)
@@ -215,7 +308,7 @@ def main() -> int:
         "kernels": len(entries),
         "depends_on": needs,
         "baked": [{k: v for k, v in row.items() if k != "seconds"} for row in rows],
-        "compiled_at_start": UNCACHED,
+        "compiled_at_start": UNCACHED if bitcode is None else {},
     }
     (options.out / "aot.json").write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
     for row in rows:

@@ -105,11 +105,19 @@ def test_each_served_install_is_followed_by_the_guard() -> None:
 
 def test_what_is_baked_is_linted_in_the_same_layer() -> None:
     """bake.py reads no code object itself: undefined symbols and entries without a kernel are the linter's to find."""
-    (step,) = [s for s in re.findall(r"^RUN .*?(?=^\w|\Z)", ROCM, re.M | re.S) if "/build/bake.py --kernels" in s]
-    commands = [line.strip().removeprefix("&& ") for line in step.replace("\\\n", "\n").splitlines()]
-    words = [c for c in commands if c.startswith(("python /build/bake.py", "megamoe kernels lint"))]
-    assert len(words) == 3 and words[-1].startswith("megamoe kernels lint /opt/megamoe/kernels")
-    assert words[0].split("--out ")[1].split()[0] == "/opt/megamoe/kernels"
+    (step,) = [s for s in re.findall(r"^RUN .*?(?=^\w|\Z)", ROCM, re.M | re.S) if "/build/bake.sh /opt" in s]
+    lines = [line.strip().removeprefix("&& ").removesuffix(" \\") for line in step.splitlines() if line.strip()]
+    assert lines[-2:] == ['/build/bake.sh /opt/megamoe "${KEEP_LINKED}"', "megamoe kernels lint /opt/megamoe/kernels"]
+    script = (ROOT / "docker/rocm/bake.sh").read_text()
+    assert '--out "$root/kernels"' in script and script.endswith('"${bake[@]}"\n"${bake[@]}" --verify\n')
+
+
+def test_linked_kernels_are_kept_by_an_opt_in_alone() -> None:
+    """Off in both stages that read it, and one word for both: a compiler and a cache that disagree help nobody."""
+    assert re.findall(r"^ARG KEEP_LINKED(?:=(\w+))?$", ROCM, re.M) == ["off", "off"]
+    assert "KEEP_LINKED" not in (ROOT / "docker-bake.hcl").read_text()
+    page = PAGE[PAGE.index("### Keeping stage 1") :]
+    assert "unverified on a GPU" in page and "KEEP_LINKED=on" in page
 
 
 def test_the_bake_file_names_both_targets_and_no_argument_is_unknown(tmp_path: Path) -> None:

@@ -152,6 +152,17 @@ def test_an_image_that_was_changed_is_refused_with_exit_1(box: SimpleNamespace, 
     assert launch.outcome(box.flags, box.env, box.root).exit_code is Exit.CHECK_FAILED
 
 
+@pytest.mark.parametrize("bitcode", [None, "ab" * 32])
+def test_linked_kernels_from_the_cache_are_said_at_every_start(box: SimpleNamespace, bitcode: str | None) -> None:
+    (box.root / "opt/megamoe/kernels").mkdir()
+    needs = {"arch": "gfx950"} | ({"bitcode": bitcode} if bitcode else {})
+    (box.root / "opt/megamoe/kernels/aot.json").write_text(json.dumps({"depends_on": needs}))
+    outcome = launch.outcome(box.flags, box.env, box.root)
+    assert outcome.exit_code is Exit.PASS
+    said = [f for f in outcome.findings if f.code == "kernels_linked_unverified"]
+    assert len(said) == (1 if bitcode else 0) and all("unverified on a GPU" in f.why for f in said)
+
+
 def test_a_changed_image_does_not_hide_what_else_is_wrong(box: SimpleNamespace) -> None:
     box.lock.unlink()
     box.env["COMPILE_ONLY"] = "1"

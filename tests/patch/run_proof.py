@@ -135,6 +135,11 @@ def main() -> int:
             missing(flydsl=f) or ("" if given.slow else "--slow not given"),
             lambda: ours(flydsl, env, "-k", "compiled"),
         ),
+        (
+            "linked kernels kept (opt-in)",
+            missing(flydsl=f) or ("" if given.slow else "--slow not given"),
+            lambda: ours(flydsl, env, "-k", "opt_in"),
+        ),
         ("adapter and self-test", "", lambda: ours("tests/unit/method", env, "-m", "not slow")),
         (
             "self-test over 1,000 seeds",

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_lane.capture import rocm
+from megamoe.kernels import lint
 from megamoe.patch import command
 from trees import checkout
 
@@ -103,6 +105,79 @@ TOKENS = {
     ("V4-Pro", 8192): (1, 2, 4, 16, 64, 128, 512, 1024, 8192),
     ("V4-Flash", 8192): (1, 8192),
 }
+
+
+MORI = {
+    "mori/__init__.py": "",
+    "mori/ir/__init__.py": "",
+    "mori/ir/flydsl/runtime.py": "def shmem_module_init(module):\n    raise RuntimeError('nothing is loaded here')\n",
+    # As mori declares its device functions, for those that the kernels call; FlyDSL keeps the hook by its name.
+    "mori/ir/flydsl/__init__.py": """
+import os
+from flydsl.compiler.extern_link import link_extern
+from flydsl.expr.extern import ffi
+from kernel_lane.capture.upstream import _WAITS
+from mori.ir.flydsl.runtime import shmem_module_init
+for _name, (_arguments, _result) in _WAITS.items():
+    globals()[_name] = link_extern(ffi(f"mori_shmem_{_name}", _arguments, _result, is_pure=False),
+                                   bitcode_path=os.environ["MORI_SHMEM_BC"], module_init_fn=shmem_module_init)
+""",
+}
+
+
+@pytest.mark.slow
+def test_with_the_opt_in_what_links_mori_is_kept_and_a_second_process_makes_nothing(tmp_path: Path) -> None:
+    """docker/rocm/bake.py on the real tree, one rank of V4-Flash; mori's bitcode is the lane's stand-in."""
+    upstream = checkout("MEGAMOE_FLYDSL_DIR")
+    python = os.environ.get("MEGAMOE_FLYDSL_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import flydsl"], capture_output=True, timeout=120).returncode:
+        pytest.skip(f"{python} has no flydsl; name one that has with MEGAMOE_FLYDSL_PYTHON")
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    for name in ("kernels", "python"):
+        shutil.copytree(upstream / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for work in (command.job(flydsl=tree), command.job(compiler=tree)):
+        assert command.move(work, undo=False).data["changed"]
+        assert command.move(work, undo=False).data["changed"] == []
+        assert command.check(work, allow_drift=False).status == "pass"
+    # The overlay: the wheel's native part under the tree's Python.
+    where = "import importlib.util as u; print(u.find_spec('flydsl').submodule_search_locations[0])"
+    wheel = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+    for folder in (wheel, wheel.with_name("flydsl.libs")):
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                target = site / folder.name / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(path)
+    for path in (tree / "python/flydsl").rglob("*.py"):
+        target = site / "flydsl" / path.relative_to(tree / "python/flydsl")
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    for name, text in MORI.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    root = Path(__file__).resolve().parents[2]
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{site}:{root / 'scripts'}:{root / 'atom_patch'}",
+        "ROCM_PATH": str(rocm.make_tree(tmp_path / "rocm")),
+    }
+
+    def bake(*more: str) -> subprocess.CompletedProcess[str]:
+        argv = [python, str(root / "docker/rocm/bake.py"), "--kernels", str(tree), "--out", str(tmp_path / "out")]
+        argv += ["--profile", "deepseek-v4-flash", "--linked", "on", "--bitcode", str(rocm.WAITS), "--rank", "0"]
+        return subprocess.run([*argv, *more], env=env, capture_output=True, text=True, timeout=1800)
+
+    done = bake()
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out/aot.json").read_text())
+    assert report["kernels"] == 9 and report["compiled_at_start"] == {} and "bitcode" in report["depends_on"]
+    assert lint.judge(lint.collect([tmp_path / "out"]), cu_count=256).status == "pass"
+    again = bake("--verify")
+    assert again.returncode == 0 and "found all 9 kernels" in again.stdout, again.stdout + again.stderr
+    command.move(command.job(compiler=tree), undo=True)
+    edited = "python/flydsl/compiler/jit_function.py"
+    assert (tree / edited).read_bytes() == (upstream / edited).read_bytes()
 
 
 @pytest.mark.slow

@@ -100,6 +100,43 @@ def test_edits_pin_the_same_atom_as_the_image() -> None:
     assert load_upstream().commit == pins["git"]["atom"]["commit"]
 
 
+COMPILER = '''
+class JitFunction:
+    def __call__(self, *args):
+        allow_disk_cache = use_disk_cache and cache_key not in self._extern_linkage_keys
+        if cached_func is None and allow_disk_cache:
+            if cached_func is not None and getattr(cached_func, "_link_libs", None):
+                cached_func = None
+        with lock() as (_lock_result, _cache_writer):
+            if _lock_result is not None and not getattr(_lock_result, "_link_libs", None):
+                compiled_func = _lock_result
+            if _cache_writer and not extern_linked:
+                _cache_writer(compiled_func)
+        if use_disk_cache or False:
+            pass
+'''
+JIT = "python/flydsl/compiler/jit_function.py"
+
+
+def test_the_compilers_edit_lifts_four_conditions_and_puts_them_back() -> None:
+    rules = load_rules("flydsl_compiler")
+    edited, counts = transform(JIT, COMPILER.encode(), rules, undo=False)
+    assert [(rule.matches, count) for rule, count in counts] == [(1, 1)] * 4
+    text = edited.decode()
+    assert "_link_libs" not in text and "extern_linked" not in text and "_extern_linkage_keys" not in text
+    assert "use_disk_cache or False" in text  # what only looks alike stays
+    compile(text.replace("with lock", "with open"), JIT, "exec")
+    assert transform(JIT, edited, rules, undo=True)[0] == COMPILER.encode()
+
+
+def test_the_compilers_edit_is_made_to_the_commit_of_the_kernels_and_to_no_other_file() -> None:
+    compiler, kernels = load_upstream("flydsl_compiler"), load_upstream("flydsl")
+    assert (compiler.commit, compiler.repository) == (kernels.commit, kernels.repository)
+    assert {r.file for r in load_rules("flydsl_compiler")} == {f.path for f in compiler.files} == {JIT}
+    assert compiler.option == "--flydsl-compiler"
+    assert not {f.path for f in kernels.files} & {JIT}
+
+
 def test_bytes_that_are_no_utf8_are_refused_with_their_place() -> None:
     with pytest.raises(Problem, match="byte 2") as caught:
         transform("atom/model_ops/moe.py", b"a=\xff", load_rules(), undo=False)

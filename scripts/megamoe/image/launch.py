@@ -228,6 +228,26 @@ def judge(argv: list[str], env: Mapping[str, str], facts: Facts) -> list[Finding
     return list({(f.code, f.what): f for f in findings}.values())
 
 
+def _linked(env: Mapping[str, str], root: Path) -> list[Finding]:
+    """The opt-in of the build that keeps kernels linked with mori's device functions, said at every start."""
+    path = root / env.get("MEGAMOE_KERNELS", "/opt/megamoe/kernels").lstrip("/") / "aot.json"
+    try:
+        needs = json.loads(path.read_text(encoding="utf-8"))["depends_on"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # what is wrong with a baked file, its hash in the stack lock says
+    if "bitcode" not in needs:
+        return []
+    return [
+        Finding(
+            "kernels_linked_unverified",
+            "warn",
+            f"stage 1 and combine come from the image's cache (KEEP_LINKED=on, bitcode {needs['bitcode'][:12]})",
+            "loading such an entry is unverified on a GPU; FlyDSL itself declines to keep them",
+            "gate this image like a new one; build without KEEP_LINKED to have them compiled at each start",
+        )
+    ]
+
+
 def outcome(argv: list[str], env: Mapping[str, str], root: Path = Path("/")) -> Outcome:
     """Facts, judgement and the image's own identity as one result."""
     try:
@@ -238,6 +258,7 @@ def outcome(argv: list[str], env: Mapping[str, str], root: Path = Path("/")) -> 
         findings += identity.drift(identity.read(root / identity.LOCK_PATH.relative_to("/")))
     except Problem as problem:  # an image without its lock is as little the built one as one with other files
         findings += [Finding.from_reason(reason) for reason in problem.reasons]
+    findings += _linked(env, root)
     errors = [f for f in findings if f.severity == "error"]
     if errors:
         changed = all(f.code in _CHANGED for f in errors)

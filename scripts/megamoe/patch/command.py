@@ -26,6 +26,15 @@ Atom = Annotated[
 Flydsl = Annotated[
     Path | None, typer.Option("--flydsl", metavar="DIR", help="FlyDSL source tree (the folder that holds kernels/).")
 ]
+Compiler = Annotated[
+    Path | None,
+    typer.Option(
+        "--flydsl-compiler",
+        metavar="DIR",
+        help="FlyDSL source tree whose compiler (python/) is to keep linked kernels in its cache: an opt-in of the "
+        "image's build, unverified on a GPU.",
+    ),
+]
 Without = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,22 +72,26 @@ def job(
     flydsl: Path | None = None,
     without: list[str] | None = None,
     async_copy: bool | None = None,
+    compiler: Path | None = None,
 ) -> Job:
     """What the options ask for.
 
     Raises:
-        Problem: which_tree (none or both named, or edits chosen for ATOM), kernel_edit (no such edit), and the
-            environment's own mistakes.
+        Problem: which_tree (none or several named, or edits chosen for another than the kernels), kernel_edit (no such
+            edit), and the environment's own mistakes.
     """
-    if (atom is None) == (flydsl is None) or (atom is not None and (without or async_copy is not None)):
+    trees: dict[TreeName, Path | None] = {"atom": atom, "flydsl": flydsl, "flydsl_compiler": compiler}
+    given = [(name, root) for name, root in trees.items() if root is not None]
+    if len(given) != 1 or (flydsl is None and (without or async_copy is not None)):
         raise Problem(
             "which_tree",
-            what="name one tree: --atom DIR, or --flydsl DIR (which alone takes --without and --no-async-copy)",
+            what="name one tree: --atom DIR, --flydsl DIR (which alone takes --without and --no-async-copy) or "
+            "--flydsl-compiler DIR",
             why="each call edits one upstream tree; ATOM's edits are applied together",
             fix="see `megamoe patch --help`",
             exit_code=Exit.REFUSED,
         )
-    name: TreeName = "atom" if atom is not None else "flydsl"
+    name, root = given[0]
     upstream = load_upstream(name)
     selection = upstream.default
     if name == "flydsl":
@@ -86,8 +99,6 @@ def job(
         selection = kernel_edits.wanted(
             without if without is not None else left_out, async_copy=copies if async_copy is None else async_copy
         )
-    root = atom if atom is not None else flydsl
-    assert root is not None
     return Job(root, upstream, load_rules(name), selection)
 
 
@@ -125,6 +136,8 @@ def _needs(work: Job, new: dict[str, bytes] | None = None) -> tuple[list[Finding
         edited = {f.path for f in work.upstream.files}
         differing = [r for path, r in differing_files(work.root) if path not in edited]
         return [Finding.from_reason(r) for r in differing], len(kernel_edits.pinned().files)
+    if work.upstream.name == "flydsl_compiler":
+        return [], 0
     broken, count = check_contract(work.root, new)
     return [
         Finding(
@@ -146,10 +159,10 @@ def check(work: Job, *, allow_drift: bool) -> Outcome:
             findings += _drift(work, s)
     broken, count = _needs(work)
     findings += broken
-    read = "kernel files are the pinned ones" if work.upstream.name == "flydsl" else "needs of the adapter are met"
+    read = {"flydsl": "kernel files are the pinned ones", "atom": "needs of the adapter are met"}
     return outcome_from(
         findings,
-        summary_ok=f"the edits fit and {count} {read}",
+        summary_ok="the edits fit" + (f" and {count} {read[work.upstream.name]}" if count else ""),
         summary_bad=f"{sum(f.severity == 'error' for f in findings)} things do not fit",
         data=_data(work, []) | {"needs_read": count, "needs_broken": len(broken)},
     )
@@ -159,18 +172,20 @@ def _wrong_edits(work: Job, s: tree.FileState) -> list[Finding]:
     have, want = s.edits, work.selection & s.pinned.edits
     assert have is not None
     found = []
-    apply = f"megamoe patch apply --{work.upstream.name} {work.root}{_options(work)}"
+    apply = f"megamoe patch apply {work.upstream.option} {work.root}{_options(work)}"
     if want - have:
-        atom = work.upstream.name == "atom"
+        why = {
+            "atom": "this ATOM ignores the adapter: MegaMoE would be off whatever the environment says",
+            "flydsl": "these kernels have the fault that the edit closes",
+            "flydsl_compiler": "this compiler keeps no linked kernel, and each start would compile them",
+        }
         image = "the unedited pre-image" if not have else "an image without " + ", ".join(sorted(want - have))
         found.append(
             Finding(
                 "not_applied",
                 "error",
                 f"{s.pinned.path} is {image} ({s.found}), expected {s.pinned.images[want]}",
-                "this ATOM ignores the adapter: MegaMoE would be off whatever the environment says"
-                if atom
-                else "these kernels have the fault that the edit closes",
+                why[work.upstream.name],
                 apply,
                 file=s.pinned.path,
             )
@@ -265,24 +280,32 @@ def diff(work: Job, *, allow_drift: bool) -> Outcome:
 def apply_command(
     atom: Atom = None,
     flydsl: Flydsl = None,
+    compiler: Compiler = None,
     without: Without = None,
     async_copy: AsyncCopy = None,
     json_output: Json = False,
 ) -> NoReturn:
     """Make the edits: all or nothing, idempotent, only on the pinned files."""
-    run_verb("patch apply", lambda: move(job(atom, flydsl, without, async_copy), undo=False), json_output=json_output)
+    run_verb(
+        "patch apply",
+        lambda: move(job(atom, flydsl, without, async_copy, compiler), undo=False),
+        json_output=json_output,
+    )
 
 
 @app.command("revert")
-def revert_command(atom: Atom = None, flydsl: Flydsl = None, json_output: Json = False) -> NoReturn:
+def revert_command(
+    atom: Atom = None, flydsl: Flydsl = None, compiler: Compiler = None, json_output: Json = False
+) -> NoReturn:
     """Give the files their bytes back."""
-    run_verb("patch revert", lambda: move(job(atom, flydsl), undo=True), json_output=json_output)
+    run_verb("patch revert", lambda: move(job(atom, flydsl, compiler=compiler), undo=True), json_output=json_output)
 
 
 @app.command("check")
 def check_command(
     atom: Atom = None,
     flydsl: Flydsl = None,
+    compiler: Compiler = None,
     without: Without = None,
     async_copy: AsyncCopy = None,
     allow_drift: Drift = False,
@@ -291,7 +314,7 @@ def check_command(
     """Check the edited files, and every name or file of the tree that the adapter leans on."""
     run_verb(
         "patch check",
-        lambda: check(job(atom, flydsl, without, async_copy), allow_drift=allow_drift),
+        lambda: check(job(atom, flydsl, without, async_copy, compiler), allow_drift=allow_drift),
         json_output=json_output,
     )
 
@@ -300,6 +323,7 @@ def check_command(
 def diff_command(
     atom: Atom = None,
     flydsl: Flydsl = None,
+    compiler: Compiler = None,
     without: Without = None,
     async_copy: AsyncCopy = None,
     allow_drift: Drift = False,
@@ -308,6 +332,6 @@ def diff_command(
     """Print the edits as a unified diff."""
     run_verb(
         "patch diff",
-        lambda: diff(job(atom, flydsl, without, async_copy), allow_drift=allow_drift),
+        lambda: diff(job(atom, flydsl, without, async_copy, compiler), allow_drift=allow_drift),
         json_output=json_output,
     )

@@ -1,7 +1,8 @@
 """The edits as data: ast-grep rules, and each edited file's git blob id without and with every choice of edits.
 
-Two upstream trees are edited. ATOM has one edit, always whole. FlyDSL has several, each selectable on its own; the ids
-of their combinations live with the adapter (megamoe_atom/kernel_files.json), which needs them without the CLI too.
+Two upstream trees are edited. ATOM has one edit, always whole. FlyDSL's kernels have several, each selectable on its
+own; the ids of their combinations live with the adapter (megamoe_atom/kernel_files.json), which needs them without the
+CLI too. FlyDSL's compiler has one, which only an opt-in of the image's build makes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from megamoe_atom.problem import Exit, Problem
 
 from megamoe.resources import resource
 
-TreeName = Literal["atom", "flydsl"]
+TreeName = Literal["atom", "flydsl", "flydsl_compiler"]
 
 
 def blob_id(content: bytes) -> str:
@@ -84,6 +85,11 @@ class Upstream:
     edits: tuple[str, ...]
     default: frozenset[str]
 
+    @property
+    def option(self) -> str:
+        """The option of `megamoe patch` that names such a tree."""
+        return f"--{self.name.replace('_', '-')}"
+
     def named(self, path: str) -> PinnedFile:
         return next(f for f in self.files if f.path == path)
 
@@ -122,10 +128,11 @@ def load_upstream(tree: TreeName = "atom") -> Upstream:
             "flydsl", "FlyDSL", pinned.repository, pinned.commit, files,
             (*kernel_edits.EDITS, kernel_edits.ASYNC_COPY_OFF), frozenset(kernel_edits.EDITS),
         )  # fmt: skip
-    table = tomllib.loads(resource("atom_patch/edits/upstream.toml").read_text(encoding="utf-8"))["atom"]
-    both = frozenset({"atom"})
-    files = tuple(PinnedFile(f["path"], {frozenset(): f["before"], both: f["after"]}) for f in table["files"])
-    return Upstream("atom", "ATOM", table["repository"], table["commit"], files, ("atom",), both)
+    table = tomllib.loads(resource("atom_patch/edits/upstream.toml").read_text(encoding="utf-8"))[tree]
+    title, edit = ("ATOM", "atom") if tree == "atom" else ("FlyDSL", "keep_linked")
+    whole = frozenset({edit})
+    files = tuple(PinnedFile(f["path"], {frozenset(): f["before"], whole: f["after"]}) for f in table["files"])
+    return Upstream(tree, title, table["repository"], table["commit"], files, (edit,), whole)
 
 
 def edits_hash() -> str:

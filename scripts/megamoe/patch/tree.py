@@ -44,7 +44,7 @@ def read_tree(root: Path, upstream: Upstream) -> list[FileState]:
             f"{name}_dir",
             what=f"{root} is not a folder",
             why=f"the edits are made to {_article(upstream.title)} source tree",
-            fix=f"pass --{name} DIR, the checkout that holds the folder {holds}/",
+            fix=f"pass {upstream.option} DIR, the checkout that holds the folder {holds}/",
             exit_code=Exit.PRECONDITION,
         )
     paths = {f.path: root / f.path for f in upstream.files}
@@ -95,7 +95,7 @@ def refuse_other(states: list[FileState], upstream: Upstream) -> None:
             f"the file is of another {upstream.title} or carries local edits; an edit could land in code that nobody "
             "has reviewed",
             f"restore it from {upstream.repository} at {upstream.commit}; for another {upstream.title} run "
-            f"`megamoe patch check --{upstream.name} DIR --allow-drift` to see what it would need",
+            f"`megamoe patch check {upstream.option} DIR --allow-drift` to see what it would need",
         )
         for s in states
         if s.edits is None
