@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from megamoe.deploy.load import load_deploy
+from megamoe.deploy.load import load_deploy, parse_deploy
 from megamoe.deploy.profiles import load_profile
 from megamoe.pins import bake
 from megamoe.pins.model import load_pins
@@ -206,6 +206,30 @@ def test_a_profiles_heap_is_what_the_arithmetic_asks_for(name: str) -> None:
     ask = arithmetic.heap_to_ask_for(profile, 8, profile.validated_mbt, mega=True)
     assert raw["heap"]["bytes"] == ask
     assert raw["aot"]["kernels"] > 0
+
+
+ROWS = {
+    "GPU memory": "gpu", "engine's share": "engine_share", "routed experts": "routed_experts",
+    "other weights": "other_weights", "MegaMoE buffers": "megamoe_buffers",
+    "left for KV and activations": "kv_and_activations", "symmetric heap": "heap", "outside both": "outside_both",
+    "unassigned": "unassigned",
+}  # fmt: skip
+"""The plan's words for the rows of a profile's memory table."""
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-pro", "deepseek-v4-flash"])
+def test_a_profiles_flags_are_legal_and_its_memory_table_is_the_plans(name: str) -> None:
+    raw = tomllib.loads((ROOT / f"docker/profiles/{name}.toml").read_text())
+    single = yaml.safe_load((ROOT / "docker/single-node.yml").read_text())
+    assert raw["flags"] == single["args"]
+    single["model"]["profile"] = name
+    single["env"] = raw["env"]["required"] | {"MORI_SHMEM_HEAP_SIZE": str(raw["heap"]["bytes"])}
+    outcome = outcome_of(parse_deploy(yaml.safe_dump(single)), {})
+    assert outcome.exit_code is Exit.PASS, outcome.findings
+    rows = {ROWS[key]: row["bytes"] for row in outcome.data["memory"]["rows"] if (key := row["what"].strip()) in ROWS}
+    assert raw["memory"]["per_gpu"] == {key: count for key, count in rows.items() if count is not None}
+    parts = raw["memory"]["per_gpu"]
+    assert parts["engine_share"] + parts["heap"] + parts["outside_both"] + parts["unassigned"] == parts["gpu"]
 
 
 def test_every_pin_has_its_origin_on_the_page() -> None:
