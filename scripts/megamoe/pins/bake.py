@@ -11,6 +11,7 @@ from typing import Any
 
 from megamoe_atom.problem import Exit, Problem
 
+from megamoe.pins.base_image import LAYOUT
 from megamoe.pins.model import Pins
 from megamoe.version.identity import edits_sha256
 
@@ -78,6 +79,10 @@ def arguments(pins: Pins, root: Path, *, mirror: Path | None, source: str, allow
     }
     if mirror is not None:
         rocm["contexts"] = {"mirror": str(mirror.resolve())}
+        if (mirror / LAYOUT / "index.json").is_file():
+            # The mirror's base in place of the registry's; that it is the pinned one, `pins verify` has proven.
+            rocm["args"]["ROCM_BASE"] = "base-of-the-mirror"
+            rocm["contexts"]["base-of-the-mirror"] = f"oci-layout://{mirror.resolve() / LAYOUT}:base"
     lock = hashlib.sha256((root / "requirements/engine.lock").read_bytes()).hexdigest()
     reference = {
         "args": common | {"MODEL_GGUF_SHA256": pins.model["smollm2"].gguf_sha256, "ENGINE_LOCK_SHA256": lock},

@@ -14,6 +14,7 @@ from megamoe.envelope import Finding, Outcome, outcome_from, run_verb
 from megamoe.pins import check as offline
 from megamoe.pins import online as served
 from megamoe.pins import sources
+from megamoe.pins import verify as judged
 from megamoe.pins.model import load_pins
 from megamoe.resources import checkout_root, resource
 
@@ -128,7 +129,8 @@ def bake(
         from megamoe.pins.bake import arguments
 
         pins = load_pins(resource("docker/pins.toml"))
-        if mirror_dir is not None and (bad := [f for f in sources.verify(pins, mirror_dir) if f.severity == "error"]):
+        found = [] if mirror_dir is None else judged.verify(pins, _root(), mirror_dir)
+        if mirror_dir is not None and (bad := [f for f in found if f.severity == "error"]):
             return _outcome(bad, "", f"{mirror_dir.name} must not be built from")
         body = arguments(pins, _root(), mirror=mirror_dir, source=source, allow_dirty=allow_dirty)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ def verify(directory: Path, json_output: Json = False) -> None:
     """Check a mirror offline."""
 
     def judge() -> Outcome:
-        findings = sources.verify(load_pins(resource("docker/pins.toml")), directory)
+        findings = judged.verify(load_pins(resource("docker/pins.toml")), _root(), directory)
         return _outcome(
             findings, f"{directory.name} is complete and unchanged", f"{directory.name} must not be built from"
         )

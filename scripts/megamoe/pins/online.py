@@ -27,8 +27,6 @@ from megamoe.envelope import Finding
 from megamoe.pins import sources
 from megamoe.pins.model import ClosurePin, Pins
 
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -114,8 +112,12 @@ def _lock(lock: Path, closure: ClosurePin | None, folder: Path) -> Answer:
             served, failure = _served(options, lines, folder)
             if failure:
                 return _gone(pin, failure)
-            wanted = [line for line in _requirements(lines) if served.get(_name(line)) not in _HASH.findall(line)]
-            asked += len(_requirements(lines))
+            wanted = [
+                line
+                for line in sources.requirements(lines)
+                if served.get(_name(line)) not in sources.HASH.findall(line)
+            ]
+            asked += len(sources.requirements(lines))
         for line in wanted:
             if answer := _download(pin, options, line, folder):
                 return answer
@@ -124,12 +126,6 @@ def _lock(lock: Path, closure: ClosurePin | None, folder: Path) -> Answer:
     return Answer(
         pin, "pass", f"{asked} files named by the index with a locked hash, {downloaded} downloaded ({target})"
     )
-
-
-def _requirements(lines: str) -> list[str]:
-    """One line per requirement, its hashes on it, without comments."""
-    joined = lines.replace("\\\n", " ").splitlines()
-    return [bare for line in joined if (bare := re.sub(r"(^|\s)#.*", "", line).strip())]
 
 
 def _name(line: str) -> str:
@@ -143,7 +139,7 @@ def _served(options: list[str], lines: str, folder: Path) -> tuple[dict[str, str
     """
     with tempfile.TemporaryDirectory(dir=folder) as work:
         wanted, report = Path(work) / "requirements.txt", Path(work) / "report.json"
-        wanted.write_text("\n".join(_HASH.sub("", line) for line in _requirements(lines)) + "\n")
+        wanted.write_text("\n".join(sources.HASH.sub("", line) for line in sources.requirements(lines)) + "\n")
         argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
         argv += ["--target", f"{work}/nothing", *(options or ["--only-binary=:all:"])]
         got = sources.run([*argv, "--report", str(report), "-r", str(wanted)])
@@ -176,7 +172,7 @@ def _download(pin: str, options: list[str], line: str, folder: Path) -> Answer |
     name = line.split(" ", 1)[0]
     if "DO NOT MATCH THE HASHES" in got.stderr:
         return _bad(
-            pin, "source_hash", f"{name} is served with none of its {len(_HASH.findall(line))} locked hashes",
+            pin, "source_hash", f"{name} is served with none of its {len(sources.HASH.findall(line))} locked hashes",
             "only the locked bytes were checked", "do not change the lock: find out who replaced the file",
         )  # fmt: skip
     return _gone(pin, f"{name} cannot be downloaded: {_said(got)}")

@@ -1,8 +1,8 @@
-"""Getting the pinned sources once (mirror), and verifying a mirror offline. Whether they are still served: online.py.
+"""Getting the pinned sources once: `megamoe pins mirror`. verify.py judges a mirror, online.py asks for all of it.
 
-Layout of a mirror: git/NAME.bundle, git/NAME--SUBMODULE.bundle, wheels/FILE, closure/LOCK/FILE, apt/ (packages and
-SHA256SUMS), base/ (OCI layout), manifest.json. Every file is written under a temporary name in the mirror and renamed
-when its hash is right.
+Layout of a mirror: git/NAME.bundle, git/NAME--SUBMODULE.bundle, wheels/FILE, closure/LOCK/FILE, apt/ (packages,
+SHA256SUMS and what they were fetched for), base/ (OCI layout), base-manifests/, manifest.json. Every file is written
+under a temporary name in the mirror and renamed when its hash is right.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from megamoe.envelope import Finding
 from megamoe.pins.model import ClosurePin, Pins
 
 GIT_BASE = "https://github.com"
+APT_PINNED = "pinned.json"
+"""Beside the Debian packages: the snapshot and the names that they were fetched for."""
+HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 Say = Callable[[str], None]
 
 
@@ -103,11 +106,11 @@ def fetch_git(source: GitSource, target: Path, git_base: str) -> None:
             )
         made = Path(folder) / "made.bundle"
         run(["git", "-C", str(bare), "bundle", "create", "--quiet", str(made), "refs/heads/pin"])
-        _require_bundle(source, made)
+        require_bundle(source, made)
         made.replace(target)
 
 
-def _require_bundle(source: GitSource, path: Path) -> None:
+def require_bundle(source: GitSource, path: Path) -> None:
     heads = run(["git", "bundle", "list-heads", str(path)])
     if heads.returncode or source.commit not in heads.stdout.split():
         raise Problem(
@@ -190,7 +193,7 @@ def mirror(pins: Pins, root: Path, directory: Path, *, git_base: str, locks: lis
         target = directory / source.bundle
         try:
             if target.exists():
-                _require_bundle(source, target)
+                require_bundle(source, target)
                 say(f"kept    {source.bundle}")
             else:
                 say(f"fetch   {source.repository} {source.commit[:12]}")
@@ -218,6 +221,12 @@ def mirror(pins: Pins, root: Path, directory: Path, *, git_base: str, locks: lis
     return findings
 
 
+def requirements(lock: str) -> list[str]:
+    """One line per requirement, its hashes on it, without comments."""
+    joined = lock.replace("\\\n", " ").splitlines()
+    return [bare for line in joined if (bare := re.sub(r"(^|\s)#.*", "", line).strip())]
+
+
 def closure_requests(lock: str, closure: ClosurePin | None) -> list[tuple[list[str], str]]:
     """pip download's options and requirements for a lock: for this Python, or in two parts for another one.
 
@@ -225,8 +234,7 @@ def closure_requests(lock: str, closure: ClosurePin | None) -> list[tuple[list[s
     """
     if closure is None:
         return [([], lock)]
-    joined = lock.replace("\\\n", " ").splitlines()
-    lines = [line for line in joined if line.strip() and not line.lstrip().startswith("#")]
+    lines = requirements(lock)
     source = [line for line in lines if re.split(r"[=\[ ]", line, maxsplit=1)[0].lower() in closure.source_only]
     # The older names are no synonyms to pip: a wheel that carries only "manylinux2014" would be passed over.
     names = [f"manylinux_2_{minor}" for minor in range(int(closure.glibc.removeprefix("2_")), 4, -1)]
@@ -289,6 +297,18 @@ def _mirror_closure(
     return []
 
 
+def apt_pin(pins: Pins) -> str:
+    """What decides which Debian packages a mirror holds, as it is written beside them."""
+    assert pins.apt is not None
+    return json.dumps({"snapshot": pins.apt.snapshot, "packages": sorted(pins.apt.packages)}, indent=1) + "\n"
+
+
+def apt_is_of(pins: Pins, folder: Path) -> bool:
+    """Whether a folder of packages was made for these pins."""
+    made = folder / APT_PINNED
+    return made.is_file() and made.read_text(encoding="utf-8") == apt_pin(pins)
+
+
 def _sums_hold(folder: Path) -> bool:
     sums = folder / "SHA256SUMS"
     if not sums.is_file():
@@ -305,7 +325,7 @@ def _mirror_apt(pins: Pins, root: Path, directory: Path, files: dict[str, dict[s
     if pins.apt is None:
         return []
     folder = directory / "apt"
-    if _sums_hold(folder):
+    if _sums_hold(folder) and apt_is_of(pins, folder):
         say("kept    apt packages")
     else:
         client = shutil.which("docker")
@@ -336,6 +356,7 @@ def _mirror_apt(pins: Pins, root: Path, directory: Path, files: dict[str, dict[s
                         "check the network to the package archive's snapshot service",
                     )
                 ]
+            (Path(temporary) / APT_PINNED).write_text(apt_pin(pins), encoding="utf-8")
             if folder.exists():
                 shutil.rmtree(folder)
             shutil.copytree(temporary, folder)
@@ -345,8 +366,17 @@ def _mirror_apt(pins: Pins, root: Path, directory: Path, files: dict[str, dict[s
 
 
 def _mirror_base(pins: Pins, directory: Path, files: dict[str, dict[str, str]], say: Say) -> list[Finding]:
-    client = shutil.which("skopeo")
-    if client is None:
+    from megamoe.pins import base_image
+
+    if not base_image.differences(pins, directory):
+        say("kept    base")
+    elif (client := shutil.which("skopeo")) is not None:
+        say(f"fetch   base {pins.base.digest[:19]}")
+        try:
+            base_image.fetch(client, pins, directory)
+        except Problem as problem:
+            return [Finding.from_reason(reason) for reason in problem.reasons]
+    else:
         return [
             Finding(
                 "base_not_mirrored",
@@ -356,121 +386,5 @@ def _mirror_base(pins: Pins, directory: Path, files: dict[str, dict[str, str]], 
                 "install skopeo and run this again",
             )
         ]
-    say(f"fetch   base {pins.base.digest[:19]}")
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".fetch-") as temporary:
-        got = run(
-            [client, "copy", "--preserve-digests", f"docker://{pins.base.reference}", f"oci:{temporary}:base"],
-            timeout=4 * 3600,
-        )
-        if got.returncode:
-            return [
-                Finding(
-                    "source_unreachable",
-                    "error",
-                    f"base: {last_line(got.stderr)}",
-                    "the image starts from this digest",
-                    "check the network to the image registry",
-                )
-            ]
-        target = directory / "base"
-        if target.exists():
-            shutil.rmtree(target)
-        shutil.copytree(temporary, target)
-    for path in sorted(p for p in (directory / "base").rglob("*") if p.is_file()):
-        files[str(path.relative_to(directory))] = {"pin": "base", "sha256": sha256_of(path)}
+    files |= base_image.files(directory)
     return []
-
-
-def verify(pins: Pins, directory: Path) -> list[Finding]:
-    """Judges a mirror offline: every pin is there, every file has its hash, every bundle unpacks to its commit."""
-    try:
-        files = json.loads((directory / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise Problem(
-            "mirror_unreadable",
-            exit_code=Exit.PRECONDITION,
-            what=f"{directory.name} has no readable manifest.json: {error}",
-            why="without it nothing says what should be there",
-            fix="run `megamoe pins mirror DIR`",
-        ) from error
-    findings: list[Finding] = []
-    for name, entry in sorted(files.items()):
-        path = directory / name
-        if not path.is_file():
-            findings.append(
-                Finding(
-                    "mirror_file_missing",
-                    "error",
-                    f"{entry['pin']}: {name} is missing",
-                    "an offline build would stop there",
-                    "run `megamoe pins mirror` again",
-                    file=name,
-                )
-            )
-        elif (found := sha256_of(path)) != entry["sha256"]:
-            findings.append(
-                Finding(
-                    "mirror_hash",
-                    "error",
-                    f"{entry['pin']}: {name} has sha256 {found}, recorded is {entry['sha256']}",
-                    "the file was truncated or changed after it was mirrored",
-                    "delete it and run `megamoe pins mirror` again",
-                    file=name,
-                )
-            )
-    have = {entry["pin"]: entry["sha256"] for entry in files.values()}
-    for source in git_sources(pins):
-        if source.pin not in have:
-            findings.append(_absent(source.pin))
-        elif (directory / source.bundle).is_file() and not any(f.file == source.bundle for f in findings):
-            try:
-                _require_bundle(source, directory / source.bundle)
-            except Problem as problem:
-                findings += [Finding.from_reason(reason) for reason in problem.reasons]
-    for wheel in wheel_sources(pins):
-        if have.get(wheel.pin) is None:
-            findings.append(_absent(wheel.pin))
-        elif have[wheel.pin] != wheel.sha256:
-            findings.append(
-                Finding(
-                    "mirror_other_pin",
-                    "error",
-                    f"{wheel.pin}: the mirror holds {have[wheel.pin]}, pinned is {wheel.sha256}",
-                    "it was made for other pins",
-                    "run `megamoe pins mirror` again",
-                )
-            )
-    for name in sorted(pins.closure):
-        if f"lock.{name}" not in have:
-            findings.append(_absent(f"lock.{name}"))
-    if pins.apt is not None and "apt" not in have:
-        findings.append(
-            Finding(
-                "apt_not_mirrored",
-                "warn",
-                "the Debian packages are not in this mirror",
-                "an offline build stops where it installs them",
-                "mirror them where docker can pull the base",
-            )
-        )
-    if "base" not in have:
-        findings.append(
-            Finding(
-                "base_not_mirrored",
-                "warn",
-                "the base image is not in this mirror",
-                "a build needs it from a registry",
-                "mirror it where skopeo is installed",
-            )
-        )
-    return findings
-
-
-def _absent(pin: str) -> Finding:
-    return Finding(
-        "mirror_incomplete",
-        "error",
-        f"{pin} is not in the mirror",
-        "an offline build would stop there",
-        "run `megamoe pins mirror` again",
-    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from megamoe.pins import check, sources
+from megamoe.pins import check, sources, verify
 from megamoe.pins.model import ClosurePin, Pins, load_pins
 from megamoe.resources import resource
 from megamoe_atom.problem import Exit, Problem
@@ -68,7 +69,8 @@ def test_a_lock_without_hash_or_with_an_address_is_found(tmp_path: Path) -> None
 
 def test_a_mirror_made_once_verifies_offline_and_a_second_run_keeps_it(served: tuple[Pins, str, Path]) -> None:
     mirror = make_mirror(served)
-    assert [f.severity for f in sources.verify(served[0], mirror)] == ["warn"]  # only the base image is absent
+    # Only the base image is absent.
+    assert [f.severity for f in verify.verify(served[0], served[2], mirror)] == ["warn"]
     before = {p: p.stat().st_mtime_ns for p in (mirror / "wheels").iterdir()}
     make_mirror(served)
     assert {p: p.stat().st_mtime_ns for p in (mirror / "wheels").iterdir()} == before
@@ -83,7 +85,7 @@ def test_a_truncated_or_missing_file_is_named(served: tuple[Pins, str, Path], da
         victim.write_bytes(victim.read_bytes()[:-10])
     else:
         victim.unlink()
-    errors = [f for f in sources.verify(served[0], mirror) if f.severity == "error"]
+    errors = [f for f in verify.verify(served[0], served[2], mirror) if f.severity == "error"]
     assert [f.code for f in errors] == [{"truncate": "mirror_hash", "remove": "mirror_file_missing"}[damage]]
     assert victim.name in errors[0].what
 
@@ -111,7 +113,7 @@ def test_a_mirror_of_other_pins_is_refused(served: tuple[Pins, str, Path]) -> No
     manifest = json.loads((mirror / "manifest.json").read_text())
     del manifest["files"]["git/git.name.bundle"]
     (mirror / "manifest.json").write_text(json.dumps(manifest))
-    assert "mirror_incomplete" in [f.code for f in sources.verify(served[0], mirror)]
+    assert "mirror_incomplete" in [f.code for f in verify.verify(served[0], served[2], mirror)]
 
 
 def test_a_closure_for_another_python_is_asked_for_as_wheels_and_sources_apart() -> None:
@@ -171,3 +173,28 @@ def test_packages_that_the_base_lacks_are_refused_without_their_sums(tmp_path: P
     (tmp_path / "a_1.deb").write_bytes(b"truncated")
     done = subprocess.run(["bash", str(script), str(tmp_path)], capture_output=True, text=True, timeout=30)
     assert done.returncode != 0 and "a_1.deb" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        pytest.param("thing==1.0 --hash=sha256:{digest}", None, id="the lock it was made for"),
+        pytest.param("thing==1.1 --hash=sha256:{other}", "none for thing==1.1", id="another version"),
+        pytest.param("thing==1.0 --hash=sha256:{digest}\nb==2 --hash=sha256:{other}", "for b==2", id="a line more"),
+        pytest.param("# nothing", "1 files for 0 requirements", id="a line less"),
+    ],
+)
+def test_a_mirror_of_another_lock_is_refused(served: tuple[Pins, str, Path], lock: str, said: str | None) -> None:
+    pins, base, tmp = served
+    wheel = hashlib.sha256(next((tmp / "wheels").iterdir()).read_bytes()).hexdigest()
+    (tmp / "requirements").mkdir()
+    locked = tmp / "requirements/one.lock"
+    locked.write_text(f"thing==1.0 --hash=sha256:{wheel}\n")
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    closure = ClosurePin.model_validate({"python": version, "glibc": "2_39", "as_of": "2026-07-22T12:00:00Z"})
+    pins = pins.model_copy(update={"closure": {"one": closure}})
+    sources.mirror(pins, tmp, tmp / "m", git_base=base, locks=[], say=lambda _line: None)
+    locked.write_text(lock.format(digest=wheel, other="5" * 64) + "\n")
+    found = [f for f in verify.verify(pins, tmp, tmp / "m") if f.severity == "error"]
+    assert [f.code for f in found] == ([] if said is None else ["mirror_other_pin"])
+    assert said is None or said in found[0].what
