@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,10 +94,21 @@ def test_a_process_without_the_devices_group_is_refused_for_real(tmp_path: Path)
     os.close(reader)
 
 
-def test_a_place_that_cannot_be_written_is_refused(box: SimpleNamespace) -> None:
+@pytest.mark.parametrize("name", ["MEGAMOE_STATUS_DIR", "FLYDSL_RUNTIME_CACHE_DIR", "MORI_JIT_CACHE_DIR", "HOME"])
+def test_a_place_that_cannot_be_written_is_refused(box: SimpleNamespace, name: str) -> None:
     (box.root / "file").write_text("")
-    box.env["FLYDSL_RUNTIME_CACHE_DIR"] = str(box.root / "file/below")
-    assert "not_writable" in codes(box)
+    box.env[name] = str(box.root / "file/below")
+    outcome = launch.outcome(box.flags, box.env, box.root)
+    assert [f.what.split("=")[0] for f in outcome.findings if f.code == "not_writable"] == [name]
+    assert outcome.exit_code is Exit.REFUSED
+
+
+def test_every_cache_that_the_image_names_is_asked_whether_it_can_be_written() -> None:
+    dockerfile = (Path(__file__).resolve().parents[2] / "docker/Dockerfile").read_text()
+    served = dockerfile[dockerfile.index("FROM rocm-stack AS rocm\n") :]
+    named = set(re.findall(r"(\w+)=/(?:var/cache|run)/megamoe", served))
+    # One directory with all of these: two of them stand for XDG's and torch inductor's.
+    assert named - {"XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"} == set(facts._CONTAINER_PATHS)
 
 
 def test_a_small_shared_memory_is_refused() -> None:

@@ -163,17 +163,22 @@ def test_with_the_opt_in_what_links_mori_is_kept_and_a_second_process_makes_noth
         "ROCM_PATH": str(rocm.make_tree(tmp_path / "rocm")),
     }
 
-    def bake(*more: str) -> subprocess.CompletedProcess[str]:
-        argv = [python, str(root / "docker/rocm/bake.py"), "--kernels", str(tree), "--out", str(tmp_path / "out")]
-        argv += ["--profile", "deepseek-v4-flash", "--linked", "on", "--bitcode", str(rocm.WAITS), "--rank", "0"]
-        return subprocess.run([*argv, *more], env=env, capture_output=True, text=True, timeout=1800)
+    def bake(out: str, *more: str) -> subprocess.CompletedProcess[str]:
+        argv = [python, str(root / "docker/rocm/bake.py"), "--kernels", str(tree), "--out", str(tmp_path / out)]
+        argv += ["--profile", "deepseek-v4-flash", *more]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1800)
 
-    done = bake()
+    plain = bake("plain")
+    assert plain.returncode == 0, plain.stderr
+    counted = json.loads((tmp_path / "plain/aot.json").read_text())
+    assert counted["kernels"] == 2 and set(counted["compiled_at_start"]) == {"stage 1", "combine"}
+    linked = ("out", "--linked", "on", "--bitcode", str(rocm.WAITS), "--rank", "0")
+    done = bake(*linked)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out/aot.json").read_text())
     assert report["kernels"] == 9 and report["compiled_at_start"] == {} and "bitcode" in report["depends_on"]
     assert lint.judge(lint.collect([tmp_path / "out"]), cu_count=256).status == "pass"
-    again = bake("--verify")
+    again = bake(*linked, "--verify")
     assert again.returncode == 0 and "found all 9 kernels" in again.stdout, again.stdout + again.stderr
     command.move(command.job(compiler=tree), undo=True)
     edited = "python/flydsl/compiler/jit_function.py"

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_CONTAINER_PATHS = ("MEGAMOE_STATUS_DIR", "FLYDSL_RUNTIME_CACHE_DIR", "AITER_JIT_DIR", "TRITON_CACHE_DIR", "HOME")
+_CONTAINER_PATHS = (
+    "MEGAMOE_STATUS_DIR", "FLYDSL_RUNTIME_CACHE_DIR", "AITER_JIT_DIR", "MORI_JIT_CACHE_DIR", "TRITON_CACHE_DIR", "HOME",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
