@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("git", "sh", "cat", "uname"):
-        (folder / name).symlink_to(Path("/usr/bin") / name)
+        (folder / name).symlink_to(str(shutil.which(name)))
     monkeypatch.setenv("PATH", str(folder))
     return folder
 
