@@ -26,12 +26,19 @@ def gate(
     further_baseline: Annotated[
         list[str] | None, typer.Option(help="The known-good run of the same further questions, in the same order.")
     ] = None,
+    status_before: Annotated[
+        str | None, typer.Option(help="Saved `megamoe status --json` of just before the run, where gsm8k had none.")
+    ] = None,
+    status_after: Annotated[str | None, typer.Option(help="The same of just after the run.")] = None,
+    server_started_at_end: Annotated[
+        str | None, typer.Option(help="Start of the server as read after the run, epoch seconds or ISO time.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the JSON envelope.")] = False,
 ) -> None:
     """PASS, FAIL, INCONCLUSIVE or INVALID: may this deployment serve?"""
 
     def work() -> Outcome:
-        from megamoe.gate.evidence import load_evidence, load_run
+        from megamoe.gate.evidence import add_watch, load_evidence, load_run
         from megamoe.gate.judge import judge
         from megamoe.gate.policy import load_policy
 
@@ -45,9 +52,11 @@ def gate(
                 why="each stage compares two runs of the same questions",
                 fix="give --baseline, and one --further-baseline for each --further",
             )
+        evidence = load_evidence(result, samples, run)
+        add_watch(evidence, status_before, status_after, server_started_at_end)
         return judge(
             loaded,
-            load_evidence(result, samples, run),
+            evidence,
             load_run(baseline) if baseline else None,
             [(load_run(now), load_run(before)) for now, before in pairs],
         )

@@ -12,6 +12,8 @@ from typing import Any
 
 from megamoe_atom.problem import Exit, Problem, Reason
 
+from megamoe.gsm8k.record import epoch
+from megamoe.status.read import read_status_file, summary_of
 from megamoe.text_input import load_json, read_text
 
 MAX_SAMPLES_BYTES = 512 << 20
@@ -74,6 +76,30 @@ def load_evidence(result: str, samples: str | None, run: str | None) -> Evidence
     if samples is not None:
         evidence.samples = load_samples(samples)
     return evidence
+
+
+def add_watch(evidence: Evidence, before: str | None, after: str | None, started_at_end: str | None) -> None:
+    """What somebody with access to the node saw before and after the run, for a client that had none.
+
+    Raises:
+        Problem: one of the two evidence files without the other, or no run record that they could belong to (exit 2);
+            a file that cannot be read (exit 2 or 3) or is no evidence (exit 5).
+    """
+    if before is None and after is None and started_at_end is None:
+        return
+    if (before is None) != (after is None) or evidence.run is None:
+        raise Problem(
+            "watch_incomplete",
+            what=f"--status-before {before}, --status-after {after}, "
+            f"{'no' if evidence.run is None else 'a'} run record",
+            why="a restart within the run shows only in what was seen before it and after it",
+            fix="give both evidence files, and --run",
+        )
+    if before is not None and after is not None:
+        evidence.run["ranks"] = summary_of(read_status_file(before))
+        evidence.run["ranks_at_end"] = summary_of(read_status_file(after))
+    if started_at_end is not None:
+        evidence.run["server_started_at_end"] = epoch(started_at_end, "--server-started-at-end")
 
 
 def load_run(source: str) -> Evidence:

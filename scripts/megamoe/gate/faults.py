@@ -378,6 +378,15 @@ def _ranks_faults(run: dict[str, Any], data: dict[str, Any]) -> list[Reason]:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return []
     faults = []
+    if not before and not after:
+        return [
+            Reason(
+                "FUSED_NO_EVIDENCE",
+                "the evidence of before and after the run names no rank",
+                "without evidence the answers cannot be called the fused path's",
+                "look whether the adapter is on (ATOM_USE_FLYDSL_FUSED=1) and MEGAMOE_STATUS_DIR is written",
+            )
+        ]
     others = sorted(r for r in {*before, *after} if _process(before.get(r)) != _process(after.get(r)))
     if others:
         faults.append(

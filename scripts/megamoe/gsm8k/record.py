@@ -81,12 +81,9 @@ def ranks_seen(status_dir: str | None, status_command: str | None) -> dict[str, 
     """
     if not status_dir and not status_command:
         return None
-    from megamoe.status.read import read_status
+    from megamoe.status.read import read_status, summary_of
 
-    return {
-        str(s.rank): {"pid": s.pid, "started_at": s.started_at, "launches": s.launches, "edits_hash": s.edits_hash}
-        for s in read_status(status_dir, status_command)
-    }
+    return summary_of(read_status(status_dir, status_command))
 
 
 def deployment(deploy: str | None, image_digest: str | None) -> dict[str, Any]:

@@ -111,11 +111,12 @@ def run_gsm8k(ask: Request) -> Outcome:
     ranks = ranks_seen(ask.status_dir, ask.status_command)
     given = epoch(ask.server_started, "--server-started")
 
-    def start_of_server(seen: dict[str, Any] | None) -> float | None:
-        told = given or server_started(http)
-        return told if told is not None or seen is None else float(min(r["started_at"] for r in seen.values()))
+    def seen_start(seen: dict[str, Any] | None) -> float | None:
+        told = server_started(http)
+        return float(min(r["started_at"] for r in seen.values())) if told is None and seen else told
 
-    started = start_of_server(ranks)
+    seen = seen_start(ranks)
+    started = seen if given is None else given
     endpoint = ask.endpoint or policy.endpoint or "completions"
     tokens = ask.max_gen_toks or policy.max_gen_toks or (2048 if endpoint == "chat" else 256)
     total = ask.limit or len(questions)
@@ -181,12 +182,15 @@ def run_gsm8k(ask: Request) -> Outcome:
     code, last, early, refusal = _harness(python, out, key)
     requests = count_requests(out / "journal.jsonl")
     ranks_after = ranks_seen(ask.status_dir, ask.status_command)
+    # A given start cannot tell of a restart within the run; what the server itself said before and says now can.
+    seen_after = seen_start(ranks_after)
+    same = seen is None or seen_after is None or abs(seen_after - seen) <= 2
     record |= {
         "client_exit": code,
         "requests": requests,
         "refused": requests["refused"],
         "server_watch": "broken" if requests["refused"] else "unbroken",
-        "server_started_at_end": start_of_server(ranks_after),
+        "server_started_at_end": record["server_started"] if same else seen_after,
         "ranks_at_end": ranks_after,
         "ended": time.time(),
         "status": "complete" if code == 0 else "early_fail" if code == EARLY_FAIL_EXIT else "partial",

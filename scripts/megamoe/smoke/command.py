@@ -19,8 +19,13 @@ def smoke(
         str | None, typer.Option(help="Folder with the adapter's evidence (inside a container of ours: its own).")
     ] = None,
     status_command: Annotated[str | None, typer.Option(help="Command that prints the evidence.")] = None,
-    inspect: Annotated[str | None, typer.Option(help="Container inspection (JSON): its labels and digest.")] = None,
+    inspect: Annotated[
+        str | None, typer.Option(help="Container inspection (JSON; - reads standard input): its labels and digest.")
+    ] = None,
     deploy: Annotated[str | None, typer.Option(help="Deploy file: its image and token limits.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Image that was planned, by digest (default: the deploy file's).")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Served name (default: the only one listed).")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Token limit (default: the server's, else the deploy file's).", min=16)
@@ -50,6 +55,7 @@ def smoke(
                 max_batched,
                 timeout,
                 api_key_file,
+                image=image,
                 selftest_off=inside and os.environ.get("MEGAMOE_SELFTEST") == "off",
             )
         )

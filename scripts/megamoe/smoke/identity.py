@@ -42,6 +42,18 @@ def digests_of(inspection: dict[str, Any]) -> set[str]:
     return {digest for text in named if isinstance(text, str) for digest in _DIGEST.findall(text)}
 
 
+def comparable(image: str, inspection: dict[str, Any] | None) -> str:
+    """The planned image as given. Raises Problem (exit 2) where it could not be compared with what runs."""
+    if inspection is None or not _DIGEST.search(image):
+        raise Problem(
+            "image_not_comparable",
+            what=f"--image {image}" + (" names no digest" if inspection is not None else " without --inspect"),
+            why="the planned digest is compared with the container's; a check that compares nothing would be no check",
+            fix="give NAME@sha256:DIGEST, and the container's inspection as --inspect",
+        )
+    return image
+
+
 def labels_of(inspection: dict[str, Any]) -> dict[str, str]:
     labels = inspection["Config"].get("Labels") or {}
     return {

@@ -15,7 +15,7 @@ from megamoe.envelope import Finding, Outcome
 from megamoe.gsm8k.endpoint import api_key, base_url, client, get_json, served_model, server_started
 from megamoe.smoke.ask import Check, Target, timed
 from megamoe.smoke.checks import CHECKS
-from megamoe.smoke.identity import judge_identity, read_inspection
+from megamoe.smoke.identity import comparable, judge_identity, read_inspection
 from megamoe.status.read import judge_evidence, read_status
 
 DEFAULT_MAX_BATCHED = 8192  # the recipe's --max-num-batched-tokens
@@ -49,6 +49,7 @@ class Ask:
     max_batched: int | None = None
     timeout_s: float = 60.0
     key_file: str | None = None
+    image: str | None = None  # as planned, by digest
     selftest_off: bool = False  # the server's own environment says so (smoke runs inside its container)
 
 
@@ -61,6 +62,8 @@ def run_smoke(ask: Ask) -> Outcome:
     begun = time.monotonic()
     inspection = read_inspection(ask.inspect) if ask.inspect else None
     image, planned_batched, planned_len = _planned(ask.deploy)
+    if ask.image is not None:
+        image = comparable(ask.image, inspection)
     http = client(base_url(ask.url), api_key(ask.key_file), ask.timeout_s)
     name, entry = served_model(http, ask.model)
     told = entry.get("max_model_len")

@@ -1,7 +1,7 @@
-"""Evidence of the adapter, from its folder or from a command that prints it, and what it proves.
+"""Evidence of the adapter, from its folder, a command that prints it or a file that keeps it, and what it proves.
 
 The form of the evidence is megamoe_atom.status; nothing here knows it a second time. A command (for instance
-`docker exec moe megamoe status --json`) prints one envelope, a list, or one object per line.
+`docker exec moe megamoe status --json`) prints one envelope, a list, or one object per line; a file holds such output.
 """
 
 from __future__ import annotations
@@ -15,10 +15,25 @@ from typing import Any
 from megamoe_atom.problem import Exit, Problem
 from megamoe_atom.status import RankStatus, parse_status, read_status_dir
 
+from megamoe.text_input import load_json
+
 
 def read_status(folder: str | None, command: str | None) -> list[RankStatus]:
     """Evidence by rank. Raises Problem when the source cannot be read (exit 3) or is no evidence (exit 5)."""
     return read_status_dir(Path(folder)) if folder else _from_command(command or "")
+
+
+def read_status_file(path: str) -> list[RankStatus]:
+    """Saved output of `megamoe status --json`. Raises Problem as load_json, or when it is no evidence (exit 5)."""
+    return _parse(load_json(path), path)
+
+
+def summary_of(ranks: list[RankStatus]) -> dict[str, dict[str, Any]]:
+    """What a run record keeps of each rank: its process, its launches, its edits."""
+    return {
+        str(s.rank): {"pid": s.pid, "started_at": s.started_at, "launches": s.launches, "edits_hash": s.edits_hash}
+        for s in ranks
+    }
 
 
 def _from_command(command: str) -> list[RankStatus]:
@@ -46,14 +61,21 @@ def _from_command(command: str) -> list[RankStatus]:
                 fix="run it by hand",
                 exit_code=Exit.UNREACHABLE,
             ) from None
+    return _parse(body, f"what {command!r} printed")
+
+
+def _parse(body: Any, where: str) -> list[RankStatus]:
     if isinstance(body, dict):
-        body = body.get("data", {}).get("ranks", [body]) if "schema_version" in body and "data" in body else [body]
-    ranks = sorted((parse_status(entry, f"{command!r}") for entry in body), key=lambda s: s.rank)
+        data = body.get("data") if "schema_version" in body else None
+        body = data.get("ranks", [body]) if isinstance(data, dict) else [body]
+    if not isinstance(body, list):
+        body = [body]  # parse_status says what is wrong with it
+    ranks = sorted((parse_status(entry, where) for entry in body), key=lambda s: s.rank)
     numbers = [s.rank for s in ranks]
     if len(set(numbers)) != len(numbers):
         raise Problem(
             "status_file",
-            what=f"{command!r} printed two entries of one rank (ranks {numbers})",
+            what=f"{where} holds two entries of one rank (ranks {numbers})",
             why="each rank leaves one, so this is a mixture",
             fix="empty the evidence folder and start the server again",
             exit_code=Exit.NO_EVIDENCE,

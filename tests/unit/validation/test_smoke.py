@@ -321,3 +321,14 @@ def test_a_layer_that_never_ran_and_a_rank_of_another_start_are_named(tmp_path: 
     ranks[0].rank = 7
     against = judge_evidence(ranks)
     assert any("layers.1" in text for text in against) and any("ranks [7]" in text for text in against)
+
+
+def test_the_planned_image_is_compared_and_a_comparison_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    running = inspection(tmp_path / "i.json")
+    good = smoke(FakeServer(), inspect=running, image=f"registry.example/moe@{DIGEST}")
+    bad = smoke(FakeServer(), inspect=running, image="registry.example/moe@sha256:" + "3" * 64)
+    assert [states(o)["labels and versions"] for o in (good, bad)] == ["pass", "fail"]
+    for image, inspect in (("registry.example/moe:latest", running), (f"registry.example/moe@{DIGEST}", None)):
+        with pytest.raises(Problem) as caught:
+            smoke(FakeServer(), inspect=inspect, image=image)
+        assert (caught.value.code, caught.value.exit_code) == ("image_not_comparable", Exit.REFUSED)

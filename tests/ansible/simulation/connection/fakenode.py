@@ -124,10 +124,13 @@ def haproxy_server(state: dict[str, Any], args: Args) -> Args:
     return {"changed": changed, "sessions": 0, "status": "UP" if args["state"] == "ready" else "DRAIN"}
 
 
-def command(state: dict[str, Any], argv: list[str]) -> Args:
+def command(state: dict[str, Any], argv: list[str], stdin: str | None) -> Args:
     """The commands that the roles run on a host."""
     out, rc = "", 0
     if argv[:2] == ["docker", "exec"] and "smoke" in argv:
+        state["log"].append(["smoke", argv, stdin])
+        if "lost_at_smoke" in state["faults"]:
+            raise AnsibleConnectionFailure("the host went away")
         rc = 1 if fault(state) == "http_5xx" or "smoke_fails" in state["faults"] else 0
         out = json.dumps({"command": "smoke", "status": "fail" if rc else "pass", "summary": "smoke", "findings": []})
     elif argv[:2] == ["docker", "exec"] and "status" in argv:
@@ -137,8 +140,11 @@ def command(state: dict[str, Any], argv: list[str]) -> Args:
     elif argv[:2] == ["docker", "run"]:
         rc = 2 if "model_torn" in state["faults"] else 0
         out = json.dumps({"command": "verify-model", "status": "refused" if rc else "pass", "findings": []})
-    elif argv[:3] == ["docker", "container", "inspect"]:
+    elif argv[:3] == ["docker", "container", "inspect"] and ".State.StartedAt" in argv[4]:
         out = "2026-12-02T09:00:00.0Z"
+    elif argv[:3] == ["docker", "container", "inspect"]:
+        now = running(state) or {"image": "", "labels": {}}
+        out = json.dumps([{"Image": "sha256:1", "Config": {"Image": now["image"], "Labels": {}}}])
     elif argv[:1] == ["pgrep"]:
         rc = 0 if "started" in state["haproxy"] else 1
     elif argv[0] == "/usr/sbin/haproxy":
@@ -228,7 +234,8 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
         other = "digest_mismatch" in state["faults"]
         names = args["name"] if isinstance(args["name"], list) else [args["name"]]
         digest = "x@sha256:" + "0" * 64 if other else names[0]
-        return {"images": [{"Id": "sha256:1", "RepoDigests": [digest], "Config": {"User": ""}}]}
+        created = "2026-12-01T00:00:00Z"
+        return {"images": [{"Id": "sha256:1", "RepoDigests": [digest], "Config": {"User": ""}, "Created": created}]}
     if short == "docker_login":
         return {"changed": False}
     if short == "docker_container":
@@ -241,7 +248,7 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
     if short == "megamoe_ready":
         return ready(state)
     if short == "command":
-        return command(state, args["argv"])
+        return command(state, args["argv"], args.get("stdin"))
     if short == "megamoe_haproxy_server":
         return haproxy_server(state, args)
     if short in ("sysctl", "package", "apt", "systemd_service", "systemd"):
