@@ -197,6 +197,23 @@ def test_a_lost_node_and_a_second_playbook_stop_the_roll_out_in_a_named_state(tm
     assert len([e for e in cluster.read("node1")["log"] if e[0] == "run"]) == 1
 
 
+def test_a_canary_lost_on_the_way_ends_the_roll_out_before_any_wave(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path, nodes=3, wave=2)
+    assert cluster.play("site.yml").returncode == 0
+    cluster.image(NEWER)
+    cluster.write("node1", faults=["lost_at_smoke"])
+    lost = cluster.play("site.yml")
+    assert lost.returncode != 0 and lost.plays("Roll out in waves") == 0
+    assert cluster.record("node1")["state"] == "deploying"
+    assert cluster.enabled() == ["node2", "node3"]
+    for other in ("node2", "node3"):
+        assert len([e for e in cluster.read(other)["log"] if e[0] == "run"]) == 1
+    cluster.write("node1", faults=[])
+    again = cluster.play("site.yml")
+    assert again.returncode == 0, again.output[-3000:]
+    assert cluster.enabled() == cluster.nodes
+
+
 def test_check_mode_says_what_would_change_and_changes_nothing(tmp_path: Path) -> None:
     cluster = FakeCluster(tmp_path, nodes=2)
     before = {n: cluster.read(n) for n in (*cluster.nodes, "gateway")}
