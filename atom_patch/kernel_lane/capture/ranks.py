@@ -88,4 +88,4 @@ class Ranks:
         with self._turn:
             self._turn.wait_for(lambda: self._active == r or self.failure is not None)
             if self.failure is not None:
-                raise RuntimeError("another rank's host code or kernel failed") from self.failure
+                raise self.failure  # itself, in every rank: what stopped the layer is what the caller must be told
