@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -16,8 +17,12 @@ from megamoe.text_input import read_text
 
 def base_url(url: str) -> str:
     """http://host:port without /v1. Raises Problem (exit 2) for anything that is not an http(s) address."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.username and parts.port != 0
+    except ValueError:  # half an IPv6 address, or a port that is none
+        good = False
+    if not good:
         raise Problem(
             "url",
             what=f"{url.split('@')[-1]!r} is not a server address",
@@ -34,6 +39,14 @@ def api_key(key_file: str | None) -> str | None:
 
 
 def client(base: str, key: str | None, timeout_s: float = 30.0) -> httpx.Client:
+    """Raises Problem (exit 2) for a time in which nothing could be answered."""
+    if not 0 < timeout_s < math.inf:
+        raise Problem(
+            "timeout",
+            what=f"--timeout {timeout_s:g} is no number of seconds above 0",
+            why="every request would fail at once, or never",
+            fix="leave it out, or write e.g. --timeout 300",
+        )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.Client(base_url=base, headers=headers, timeout=timeout_s, follow_redirects=False)
 

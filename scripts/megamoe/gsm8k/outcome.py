@@ -32,7 +32,7 @@ def outcome_of(
         return Outcome(
             "fail",
             Exit.CHECK_FAILED,
-            f"FAIL early: {what}",
+            what,
             [
                 Finding(
                     "EARLY_FAIL",

@@ -106,7 +106,8 @@ def run_gsm8k(ask: Request) -> Outcome:
     check_counts(len(questions), len(examples), shots, ask.limit, 0 if ask.further else policy.n_required)
     python = harness_python()
     base, key = base_url(ask.url), api_key(ask.api_key_file)
-    http = client(base, key)
+    http = client(base, key, ask.timeout)
+    http.timeout = min(ask.timeout, 30.0)  # an answer may take long, a model list may not
     model, _ = served_model(http, ask.model)
     ranks = ranks_seen(ask.status_dir, ask.status_command)
     given = epoch(ask.server_started, "--server-started")

@@ -62,10 +62,16 @@ def test_unreachable_and_tls_are_told_apart(files: Path) -> None:
     assert (problem.code, problem.exit_code) == ("unreachable", Exit.UNREACHABLE)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/", "http://key@host:8000", "http://"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h/", "http://key@host:8000", "http://", "http://[::1", "http://h:99999"])
 def test_what_is_no_address_is_refused_and_a_key_in_it_is_not_repeated(files: Path, url: str) -> None:
     problem = ask(files, url)
     assert (problem.code, problem.exit_code) == ("url", Exit.REFUSED) and "key@" not in str(problem)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_in_which_nothing_can_be_answered_is_refused(files: Path, seconds: float) -> None:
+    problem = ask(files, timeout=seconds)
+    assert (problem.code, problem.exit_code) == ("timeout", Exit.REFUSED)
 
 
 @pytest.mark.parametrize(
