@@ -96,9 +96,10 @@ CASES: dict[str, Case] = {
         Case("values", 1, 512, 256, 4, 2, 16,
              tuple(Forward((9,), activation=a, seed=k) for k, a in enumerate(("zero", "huge", "tiny", "mixed"))),
              why="zero, huge, tiny and mixed activations"),
-        Case("pro_width", 1, 7168, 3072, 2, 2, 64, (Forward((4,)),), cu=24, combine=(4, 4), compact=True,
+        # So many tokens that the padded rows cover gemm2's first look at a tile on every CU (32 rows each).
+        Case("pro_width", 1, 7168, 3072, 2, 2, 512, (Forward((4,)),), cu=24, combine=(4, 4), compact=True,
              why="DeepSeek-V4-Pro's widths, two experts: a full-size expert"),
-        Case("flash_width", 1, 4096, 2048, 2, 2, 64, (Forward((4,)),), cu=16, combine=(4, 4), compact=True,
+        Case("flash_width", 1, 4096, 2048, 2, 2, 256, (Forward((4,)),), cu=16, combine=(4, 4), compact=True,
              why="DeepSeek-V4-Flash's widths, two experts"),
     )
 }  # fmt: skip
