@@ -59,7 +59,11 @@ need_engine() {
         # Its answer is not needed: the wait below decides, and says what is wrong.
         systemctl start docker || echo "systemctl start docker ended with $?"
     else
-        service docker start >/dev/null 2>&1 || echo "service docker start ended with $?"
+        # Debian's init script raises limits first, and ends there where a container or a small VM may not (CAP_SYS_RESOURCE).
+        service docker start >/dev/null 2>&1 || {
+            echo "service docker start ended with $?, starting dockerd itself (log: /var/log/docker.log)"
+            setsid dockerd >>/var/log/docker.log 2>&1 </dev/null &
+        }
     fi
     local _
     for _ in $(seq 30); do
