@@ -74,15 +74,17 @@ EXPERIMENTS = (
     Experiment("publish_order", "E9", "small", ("frozen",)),
     Experiment("publish_order", "E9", "w8_changing", ("frozen",)),
     Experiment("publish_order", "E9", "w8_changing", ("random@*",)),
+    Experiment("publish_order", "E9", "w8_compact", ("random@*",), shows=False),
     Experiment("xcd_guard", "E2", "cu4", ("order",)),
+    Experiment("xcd_guard", "E2", "a4w4_cu4", ("order",)),
     *(
         Experiment("launch_epoch", "E1", case, ("order",), start=start, shows=start == 2**31 - 1)
         for case in ("micro", "micro_compact", "w2_compact")
         for start in (2**31 - 1, 2**31, 2**32 - 1, 2**32)
     ),
-    Experiment("tile_wait", "L1", "dense", ("late:fifo+@*",), after="tile_wait", share=0.4),
-    Experiment("tile_wait", "L1", "dense_compact", ("late@*",), after="tile_wait", share=0.4),
-    Experiment("tile_wait", "L1", "dense_compact", ("late@*",), share=0.4),
+    Experiment("tile_wait", "L1", "dense", ("late:fifo+@*",), after="tile_wait"),
+    Experiment("tile_wait", "L1", "dense_compact", ("late@*",), after="tile_wait"),
+    Experiment("tile_wait", "L1", "dense_compact", ("late@*",)),
     Experiment("payload_wait", "L2", "micro", ("slow@*",), "publish_order", "both_fixed_slot"),
     Experiment("payload_wait", "L2", "w2", ("slow@*",), "publish_order", "both_fixed_slot"),
     Experiment("payload_wait", "E9, L2", "w8_changing", ("slow@*",), share=0.2),
