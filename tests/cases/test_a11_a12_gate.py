@@ -107,6 +107,7 @@ def test_a11_twin_2_the_same_file_fails_a_policy_on_strict_match(tmp_path: Path)
         pytest.param(
             {"n-samples": {"gsm8k": {"original": 1319, "effective": 1320}}}, "TOO_MANY_QUESTIONS", id="one too many"
         ),
+        pytest.param({"config": {"model": "local-completions", "limit": 100}}, "LIMIT_CONTRADICTED", id="cut, whole"),
         pytest.param({"results": {"mmlu": {}}}, "TASK_MISSING", id="another task"),
         pytest.param({"results": {"gsm8k": {"exact_match,strict-match": 0.9}}}, "FILTER_MISSING", id="filter absent"),
         pytest.param(

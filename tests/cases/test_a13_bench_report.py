@@ -87,6 +87,21 @@ def test_a_benchmark_that_did_not_do_its_work_counts_for_nothing(tmp_path: Path,
     assert code == 5 and out["data"]["label"] == "invalid"
 
 
+@pytest.mark.parametrize("patch", [{"completed": "2048"}, {"num_prompts": None}])
+def test_a_count_that_is_no_number_is_named(tmp_path: Path, patch: dict[str, Any]) -> None:
+    code, out = report(tmp_path, {**BENCH, **MEASURED, **patch})
+    assert (code, out["findings"][0]["code"]) == (5, "COUNT_NOT_A_NUMBER") and next(iter(patch)) in str(out["findings"])
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [pytest.param(39000.0, False, id="256 / 58.7 ms x 9"), pytest.param(50000.0, True, id="more than they can make")],
+)
+def test_figures_that_contradict_each_other_are_never_ranked(tmp_path: Path, rate: float, said: bool) -> None:
+    _, out = report(tmp_path, {**BENCH, **MEASURED, "total_token_throughput": rate})
+    assert ("FIGURES_CONTRADICT" in [f["code"] for f in out["findings"]]) is said
+
+
 @pytest.mark.parametrize(
     ("value", "word"),
     [

@@ -68,6 +68,7 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
                     "THROUGHPUT_INVALID", f"{key} is {bench[key]!r}", "nothing was measured", "run the benchmark again"
                 )
     fatal = _completeness(bench, findings)
+    contradict = _impossible(bench, dead_families, findings)
     concurrency = _positive_int(bench.get("max_concurrency"))
     data: dict[str, Any] = {"figures": figures, "ranks": world}
     text = []
@@ -131,7 +132,7 @@ def judge_bench(bench: dict[str, Any], gate: dict[str, Any] | None, ranks: int |
             "record args with both (megamoe gsm8k --deploy does)",
         )
     data["label"] = "invalid" if fatal else "normal" if approved else "diagnostic-only"
-    data["may_be_ranked"] = approved and args_known and not fatal and not dead_families
+    data["may_be_ranked"] = approved and args_known and not fatal and not dead_families and not contradict
     for key, figure in figures.items():
         text.append(
             f"{key:<26} "
@@ -162,6 +163,18 @@ def _completeness(bench: dict[str, Any], findings: list[Finding]) -> bool:
     """Did it complete what it was asked? False means the figures stand."""
     asked, done = _number(bench.get("num_prompts")), _number(bench.get("completed"))
     failed = _number(bench.get("failed")) or 0
+    unread = [f"{k} is {bench[k]!r}" for k in ("num_prompts", "completed") if k in bench and _number(bench[k]) is None]
+    if unread:
+        findings.append(
+            Finding(
+                "COUNT_NOT_A_NUMBER",
+                "error",
+                ", ".join(unread),
+                "whether every request was answered cannot be said",
+                "give the benchmark's own output file",
+            )
+        )
+        return True
     if asked is None or done is None or asked <= 0 or asked != done or failed > 0:
         also = f", {failed:g} failed" if failed else ""
         findings.append(
@@ -198,6 +211,32 @@ def _completeness(bench: dict[str, Any], findings: list[Finding]) -> bool:
             )
         )
         return True
+    return False
+
+
+def _impossible(bench: dict[str, Any], dead: set[str], findings: list[Finding]) -> bool:
+    """More tokens per second than the named concurrency can make at the named time per token? They contradict."""
+    concurrency, tpot = _positive_int(bench.get("max_concurrency")), _number(bench.get("mean_tpot_ms"))
+    if not concurrency or not tpot or tpot <= 0 or "tpot" in dead:
+        return False
+    most = concurrency * 1000 / tpot
+    length, prompt = _number(bench.get("output_len")), _number(bench.get("input_len"))
+    total = most * (length + prompt) / length if length and prompt and length > 0 and prompt >= 0 else None
+    for key, bound in (("output_throughput", most), ("total_token_throughput", total)):
+        rate = _number(bench.get(key))
+        # A tenth for rounding: the mean over requests is not exactly the mean over time.
+        if bound is not None and rate is not None and rate > 1.1 * bound:
+            findings.append(
+                Finding(
+                    "FIGURES_CONTRADICT",
+                    "warn",
+                    f"{key} is {rate:g} tokens/s; {concurrency} requests at {tpot:g} ms per token make "
+                    f"{bound:.0f} at most",
+                    "one of the figures was not measured in this run",
+                    "measure again, with the benchmark's own clock for all of them",
+                )
+            )
+            return True
     return False
 
 

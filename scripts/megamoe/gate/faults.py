@@ -80,6 +80,16 @@ def read_score(
                     "run the whole set, without a limit",
                 )
             )
+        limit = number(protocol["limit"])
+        if limit is not None and limit >= 1 and effective > limit:
+            faults.append(
+                Reason(
+                    "LIMIT_CONTRADICTED",
+                    f"the result names limit={limit:g} and {effective} answered questions",
+                    "both cannot be true, so it was edited or put together from two runs",
+                    "give the result of one run",
+                )
+            )
         if original is not None and effective > original:
             faults.append(
                 Reason(

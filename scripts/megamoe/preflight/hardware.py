@@ -280,6 +280,28 @@ def kernel(facts: Facts) -> list[Finding]:
                 "unset it for the service",
             )
         )
+    override = mapping(facts.get("env")).get("HSA_OVERRIDE_GFX_VERSION")
+    if override:
+        out.append(
+            finding(
+                "GFX_OVERRIDE",
+                "warn",
+                f"HSA_OVERRIDE_GFX_VERSION={str(override)[:80]}",
+                "kernels would be compiled for another GPU than the one they run on",
+                "unset it for the service",
+            )
+        )
+    ended = num(mapping(facts.get("probe")).get("rocm_smi_exit"))
+    if ended:
+        out.append(
+            finding(
+                "GPU_TOOL_FAILED",
+                "warn",
+                f"rocm-smi ended with {ended:g}",
+                "what it would have said of memory and processes is missing, and a driver in trouble looks like this",
+                "run rocm-smi (or amd-smi) on the host by hand, and see `dmesg | grep amdgpu`",
+            )
+        )
     offset = num(facts.get("clock_offset_s"))
     if facts.get("clock_synchronised") is False or (offset is not None and abs(offset) > policy()["clock"]["offset_s"]):
         shown = f"the clock is {offset:g} s off" if offset is not None else "the clock is not synchronised"

@@ -27,10 +27,12 @@ def _findings(facts: Facts, deploy: Deploy) -> Iterator[list[Finding]]:
     numbers = ", ".join(map(str, sorted(set(owners.values())))) or "the number from `stat -c %g /dev/kfd`"
     fix = f"give numeric groups: container.group_add: [{numbers}]; names resolve inside the image to other numbers"
     drift = _drift(facts)
-    if isinstance(opened, str) and opened != "OK":
-        yield [_refused(opened, owners.get("/dev/kfd"), have, drift, fix)]
     closed = [p for p, d in nodes.items() if (bits := _rights(d)) is not None and not (bits[1] or bits[2])]
     root = deploy.container.user is None or deploy.container.user.split(":")[0] == "0"
+    refused = isinstance(opened, str) and opened != "OK"
+    shut = "/dev/kfd" in closed and opened == "EACCES"  # then a group number is no remedy
+    if refused and not shut:
+        yield [_refused(str(opened), owners.get("/dev/kfd"), have, drift, fix)]
     if closed and opened != "OK":
         yield [finding("DEVICE_MODE", "error", f"{', '.join(sorted(closed)[:9])}: the node is closed to its group "
                                                "(mode "

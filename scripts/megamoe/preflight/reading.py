@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from megamoe.envelope import Finding, Severity
@@ -19,7 +20,9 @@ def unknown(code: str, what: str, why: str, fix: str, severity: Severity = "info
 
 
 def num(value: object) -> float | None:
-    """A number; None for anything else, booleans too."""
+    """A number, also one written as text (as /proc has it); None for anything else, booleans too."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}(\.\d{1,9})?", value.strip(), re.ASCII):
+        return float(value)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
