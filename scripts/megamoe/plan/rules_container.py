@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from megamoe.deploy.sizes import GIB, engine_bytes, human
 from megamoe.plan.container import digest_of, host_groups
 from megamoe.plan.effective import STATUS_DIR_IN_CONTAINER
-from megamoe.plan.rule import Context, Hit, refuse, warn
+from megamoe.plan.rule import Context, Hit, key, refuse, warn
 
 _IMAGE = re.compile(
     r"(?P<name>(?:[a-zA-Z0-9][a-zA-Z0-9.-]*(?::[0-9]{1,5})?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
@@ -585,4 +585,18 @@ def network(c: Context) -> Iterator[Hit]:
             )
 
 
-RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, network)
+def health(c: Context) -> Iterator[Hit]:
+    if c.container.engine == "podman":
+        yield Hit(
+            "podman_health_timer",
+            "info",
+            "container.engine is podman: each health check is a transient systemd timer",
+            "docker's daemon runs them itself; under podman without systemd none ever runs and the state stays "
+            "'starting', and a rootless one ends with its user's session",
+            "on a host with systemd nothing (rootless: `loginctl enable-linger USER`); elsewhere call `podman "
+            "healthcheck run NAME` from a timer of your own, or watch /health from outside",
+            key("container.engine"),
+        )
+
+
+RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, network, health)

@@ -76,7 +76,7 @@ def shards(root: Path) -> tuple[list[Finding], dict[str, Tensor], int]:
                     f"{name[:200]} is in the index but "
                     + ("names another directory" if bad else "not in the directory"),
                     "engines drop missing shards without a word and serve wrong answers",
-                    _FETCH,
+                    "fetch the index of this revision: shards lie beside it" if bad else _FETCH,
                     file=root / INDEX,
                 )
             )

@@ -50,7 +50,10 @@ def read_header(path: Path) -> Header:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise BadHeader(f"{size} bytes, too short for a header")
-        (length,) = struct.unpack("<Q", file.read(8))
+        first = file.read(8)
+        if first == b"version ":  # "version https://git-lfs.github.com/spec/v1"; as a length it would be 2 exabytes
+            raise BadHeader(f"{size} bytes of a Git LFS pointer: the weights were never fetched (`git lfs pull`)")
+        (length,) = struct.unpack("<Q", first)
         if length > HEADER_MAX or 8 + length > size:
             raise BadHeader(f"its header claims {length} bytes, the file has {size}")
         raw = file.read(length)

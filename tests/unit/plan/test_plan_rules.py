@@ -293,3 +293,12 @@ def test_no_text_gives_a_traceback(text: str) -> None:
         outcome_of(parse_deploy(text), {})
     except Problem as problem:
         assert problem.exit_code is Exit.REFUSED
+
+
+def test_podmans_health_checks_are_rendered_alike_and_said_to_need_systemd() -> None:
+    docker, podman = plan(), plan(container__engine="podman")
+    assert [f.severity for f in podman.findings if f.code == "podman_health_timer"] == ["info"]
+    assert podman.status == "pass" and "podman_health_timer" not in codes(docker)
+    lines = [[x for x in o.data["docker_run"].splitlines() if "--health" in x] for o in (docker, podman)]
+    assert len(lines[0]) == 5 and lines[0] == lines[1]
+    assert podman.data["docker_run"].startswith("mkdir -p ") and "podman run" in podman.data["docker_run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megamoe.deploy.profiles import load_profile
@@ -52,3 +53,10 @@ def test_no_header_is_our_bug(tmp_path: Path, length: int, body: bytes) -> None:
         read_header(path)
     except BadHeader as error:
         assert str(error)
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 4294967296\n")
+    with pytest.raises(BadHeader, match=r"Git LFS pointer.*git lfs pull"):
+        read_header(path)
