@@ -3,7 +3,8 @@
 Only the edges are stubs: aiter's and mori's modules, and the GPU (kernel_lane.capture). Two ranks of an EP group, two
 layers that share one kernel instance, an unequal prefill and decode steps, the weight hook called twice.
 
-Usage: python stack_process.py EDITED_ATOM FLYDSL TESTS_PATCH   (called by test_whole_stack.py; prints JSON)
+Usage: python stack_process.py EDITED_ATOM FLYDSL TESTS_PATCH LIMIT   (called by test_whole_stack.py; prints JSON)
+LIMIT: the layers' SwiGLU limit; 0 for the kernels of a plain checkout, which have none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-TREE, FLYDSL, TESTS_PATCH = sys.argv[1:]
+TREE, FLYDSL, TESTS_PATCH, LIMIT = sys.argv[1:]
 sys.path.insert(0, TESTS_PATCH)
 sys.argv[1:] = [TREE, "not_requested"]  # atom_process then only sets ATOM up
 os.environ |= {"ARCH": "gfx950", "FLYDSL_GPU_ARCH": "gfx950"}
@@ -25,7 +26,7 @@ import torch  # noqa: E402
 from kernel_lane.capture import upstream  # noqa: E402
 from kernel_lane.capture.cases import find  # noqa: E402
 from kernel_lane.capture.session import Session, place_form  # noqa: E402
-from megamoe_atom import factory, reference  # noqa: E402
+from megamoe_atom import factory, kernel, reference  # noqa: E402
 
 WORLD, CASE = 2, find("w2")
 STEPS = ((5, 8), (1, 1), (1, 3))  # tokens per rank: an unequal prefill, two decode steps
@@ -33,11 +34,11 @@ NAMES = ("layers.0.ffn.experts", "layers.1.ffn.experts")
 
 
 def set_up() -> None:
-    """Sizes of the lane's case w2, two ranks, no SwiGLU limit (the kernels of the plain checkout have none)."""
+    """Sizes of the lane's case w2, two ranks."""
     os.environ |= {"ATOM_USE_FLYDSL": "1", "ATOM_USE_FLYDSL_FUSED": "1"}
     atom.WORLD = atom.DP.world_size = atom.EP.world_size = WORLD
     atom.HIDDEN, atom.INTER, atom.EXPERTS, atom.TOPK = CASE.hidden, CASE.inter, CASE.experts, CASE.topk
-    atom.MTPR, atom.LIMIT = CASE.mtpr, 0.0
+    atom.MTPR, atom.LIMIT = CASE.mtpr, float(LIMIT)
 
 
 def main() -> dict[str, Any]:
@@ -55,12 +56,14 @@ def main() -> dict[str, Any]:
         atom.RANK.now = upstream.here.rank = rank
         atom.atom_config._current_atom_config = atom.config(max_num_batched_tokens=CASE.mtpr)
         factory._runtime = factory.Runtime(
-            build=build, swiglu_in_kernel=False, clone=False,
+            build=build, swiglu_in_kernel=kernel.accepts_swiglu_limit(session.megamoe), clone=False,
             initialise_shmem=lambda: atom.EP.device_communicator.all2all_manager,
         )  # fmt: skip
         for n, name in enumerate(NAMES):
             layer = layers[name, rank] = atom.make_layer(name)
             atom.fill(layer, 100 * n + rank)
+            if atom.LIMIT:  # gate and up 16 times as large, so that about half of them are beyond a limit of 10
+                layer.w13_weight_scale.data.view(torch.uint8).add_(4)
             layer.quant_method.process_weights_after_loading(layer)  # deepseek_v4.load_weights
             layer.process_weights_after_loading()  # then the loader
             layer.quant_method.process_weights_after_loading(layer)
@@ -87,6 +90,7 @@ def main() -> dict[str, Any]:
 
     session.run([work(r) for r in range(WORLD)])
     differing, compared = compare(layers, batches, outputs)
+    unlimited, _ = compare(layers, batches, outputs, swiglu_limit=0.0)
     return {
         "method": type(layers[NAMES[0], 0].quant_method).__name__,
         "kernel": f"{session.megamoe.__module__}.{session.megamoe.__name__}",
@@ -96,6 +100,7 @@ def main() -> dict[str, Any]:
         "instructions": session.recorder.instructions,
         "compared": compared,
         "differing": differing,
+        "differing_without_limit": unlimited,
     }
 
 
@@ -117,15 +122,18 @@ def make_batches() -> list[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     return rows
 
 
-def compare(layers: Any, batches: Any, outputs: Any) -> tuple[int, int]:
-    """Output values that differ from the reference over the same converted weights, and how many were compared."""
+def compare(layers: Any, batches: Any, outputs: Any, **changed: Any) -> tuple[int, int]:
+    """Output values that differ from the reference over the same converted weights, and how many were compared.
+
+    changed: constructor arguments in the place of the layer's own.
+    """
     group = reference.ReferenceGroup(WORLD)
     differing = compared = 0
     for name in NAMES:
         for rank in range(WORLD):
             experts = layers[name, rank].quant_method.fused_experts
             partial(reference.MegaMoE, group=group, accumulate=torch.float64)(
-                **experts.geometry.kernel_arguments(experts.layer)
+                **experts.geometry.kernel_arguments(experts.layer) | changed
             )
         for step, rows in enumerate(batches):
             for rank, want in enumerate(group.forward(rows)):
