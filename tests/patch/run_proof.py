@@ -126,6 +126,7 @@ def main() -> int:
         ("drift: main", missing(main=given.main), lambda: ours(real_atom, env, "-k", "main")),
         ("ATOM's own CPU tests", missing(atom=a), lambda: upstream_suite(a, given.atom_python)),
         ("adapter in ATOM's real moe.py", missing(atom=a), lambda: ours("tests/patch/test_real_moe.py", env)),
+        ("edits on the pinned FlyDSL", missing(flydsl=f), lambda: ours("tests/patch/test_flydsl_edits.py", env)),
         ("layouts against FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "layouts")),
         ("memory ledgers against FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "ledger")),
         ("kernel loader on FlyDSL", missing(flydsl=f), lambda: ours(flydsl, env, "-k", "loader")),
