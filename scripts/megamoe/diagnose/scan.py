@@ -20,6 +20,9 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrup
 _LINE_END = re.compile(rb"[\r\n]")
 _ANY_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::.*)?$")
 _TRACE_TRIGGER = ("traceback (most", "error: ", "exception: ", "exception", "runtimeerror", "assertionerror")
+# Control characters that no terminal output holds; a log in any 8-bit or UTF-8 text has next to none.
+_CONTROL = bytes({*range(32), 127} - {8, 9, 10, 12, 13, 27})
+CONTROL_SHARE = 0.05  # random or compressed bytes have a tenth
 THIN_AFTER = 1000  # hits of one needle in one file, after which only the first and last of each chunk count
 
 
@@ -49,6 +52,7 @@ class Scan:
     lines: int = 0
     bytes: int = 0
     files: list[str] = field(default_factory=list)
+    not_text: list[str] = field(default_factory=list)  # files whose beginning is full of control characters
 
 
 @dataclass(slots=True)
@@ -206,6 +210,8 @@ def scan(paths: Iterable[str]) -> Scan:
         out.files.append(path)
         state, base = _FileScan(out, index, path), 1
         for chunk in chunks(path):
+            if base == 1 and len(chunk) - len(chunk.translate(None, _CONTROL)) > CONTROL_SHARE * len(chunk):
+                out.not_text.append(path)
             out.bytes += len(chunk)
             _scan_chunk(state, chunk, base)
             base += chunk.count(b"\n")

@@ -86,3 +86,15 @@ def test_no_log_and_no_facts_are_our_bug(tmp_path: Path, data: bytes, facts: dic
         json.dumps(judge(scan([str(path)]), facts).data)
     except Problem as problem:  # the bytes began like a gzip or xz file and were none: said, exit 2
         assert problem.code == "input_damaged"
+
+
+def test_bytes_that_are_no_text_are_no_evidence_of_health(tmp_path: Path) -> None:
+    path = tmp_path / "core"
+    path.write_bytes(bytes(range(256)) * 40)
+    outcome = judge(scan([str(path)]), {})
+    assert (outcome.status, outcome.exit_code, outcome.findings[0].code) == ("invalid", 5, "LOG_NOT_TEXT")
+    # A hole of NULs, as a crash leaves it, does not hide what the log says before it or after it.
+    path.write_bytes(READY.encode() + bytes(4096) + OOM.format(n=7).encode())
+    assert judge(scan([str(path)]), {}).data["class"] == "OOM_AFTER_READY"
+    path.write_text("\x1b[32mINFO\x1b[0m größe 12 %\r\n" + READY, encoding="latin-1")
+    assert judge(scan([str(path)]), {}).status == "pass"
