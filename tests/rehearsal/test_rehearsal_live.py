@@ -70,10 +70,10 @@ def test_a_second_run_changes_nothing_and_says_so() -> None:
     assert "changed=0" in envelope["summary"]
 
 
-# fault, self-test, the task that must catch it, a word of the cause
+# Minutes each, so not in CI: there tests/rollout shows one bad release under load. Fault, self-test, the task that must catch it, a word of the cause
 CAUGHT = [
-    pytest.param("gate_up_mispaired", "off", "validate", "France", marks=pytest.mark.live_ci),
-    pytest.param("http_5xx", "on", "validate", "500", marks=pytest.mark.live_ci),
+    pytest.param("gate_up_mispaired", "off", "validate", "France"),
+    pytest.param("http_5xx", "on", "validate", "500"),
     pytest.param("expert_zeroed", "off", "validate", ""),
     pytest.param("gate_up_mispaired", "on", "serve", "selftest"),
     pytest.param("expert_zeroed", "on", "serve", "selftest"),
