@@ -70,7 +70,8 @@ def test_a_second_run_changes_nothing_and_says_so() -> None:
     assert "changed=0" in envelope["summary"]
 
 
-# Minutes each, so not in CI: there tests/rollout shows one bad release under load. Fault, self-test, the task that must catch it, a word of the cause
+# Minutes each, so not in CI, where tests/rollout shows one bad release under load.
+# Fault, self-test, the task that must catch it, a word of the cause:
 CAUGHT = [
     pytest.param("gate_up_mispaired", "off", "validate", "France"),
     pytest.param("http_5xx", "on", "validate", "500"),
