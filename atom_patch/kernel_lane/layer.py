@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from megamoe_atom import layout
-from megamoe_atom.reference import MegaMoE as Reference
-from megamoe_atom.reference import ReferenceGroup
+from megamoe_atom.reference import MegaMoE, ReferenceGroup
 from numpy.typing import NDArray
 
 from kernel_lane import formula
@@ -19,40 +18,6 @@ from kernel_lane.capture.cases import Case
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # x bf16 [n, H], weights f32 [n, K], ids i32 [n, K]
 Bits = NDArray[np.uint16]
-
-
-MATRIX_K = 128
-"""Products that one v_mfma_scale_f32_16x16x128_f8f6f4 sums before its result is rounded to float32."""
-
-
-def stepwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b.T as the machine's matrix instruction sums it: 128 products exactly, one rounding to float32, and so on.
-
-    Args:
-        a: [N, K] float64, b: [M, K] float64.
-    Returns:
-        [N, M] float64 that hold float32 values.
-    """
-    total = torch.zeros((a.shape[0], b.shape[0]), dtype=torch.float64)
-    for k in range(0, a.shape[1], MATRIX_K):
-        total = (total + a[:, k : k + MATRIX_K] @ b[:, k : k + MATRIX_K].T).float().double()
-    return total
-
-
-class Stepwise(Reference):
-    """The reference with its sums rounded where the kernels round them.
-
-    The reference's own float64 sums give the same bits in all layers but the widest: over V4-Pro's 7168 and 3072
-    products a sum may fall on the other side of a bf16 rounding (one of 28,672 values in `pro_width`).
-    """
-
-    def _experts(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, picked: torch.Tensor) -> None:
-        local = ids - self.rank * self.epr
-        for expert in torch.unique(local[(local >= 0) & (local < self.epr)]).tolist():
-            token, slot = (local == expert).nonzero(as_tuple=True)
-            w13, w2 = self._expert(expert)
-            y = stepwise(self._activation(stepwise(x[token], w13)), w2)
-            picked[token, slot] = (y.float() * weights[token, slot].unsqueeze(-1)).to(torch.bfloat16).float()
 
 
 def golden_inputs(path: Path) -> tuple[formula.Weights, list[list[Inputs]], list[list[Bits]]]:
@@ -100,14 +65,12 @@ def shuffled(case: Case, w: formula.Weights, rank: int) -> dict[str, torch.Tenso
     }
 
 
-def reference_outputs(
-    case: Case, w: formula.Weights, forwards: Sequence[Sequence[Inputs]], reference: type[Reference] = Stepwise
-) -> list[list[Bits]]:
-    """What a reference computes for each forward and rank, bf16 bits [n, H]."""
+def reference_outputs(case: Case, w: formula.Weights, forwards: Sequence[Sequence[Inputs]]) -> list[list[Bits]]:
+    """What the reference computes for each forward and rank, bf16 bits [n, H]."""
     group = ReferenceGroup(case.ranks)
     for r in range(case.ranks):
         mine: dict[str, Any] = {**shuffled(case, w, r)}
-        reference(
+        MegaMoE(
             rank=r, world_size=case.ranks, model_dim=case.hidden, inter_dim=case.inter, experts=case.experts,
             topk=case.topk, quant=case.quant, max_tok_per_rank=case.mtpr, group=group, accumulate=torch.float64,
             swiglu_limit=case.swiglu_limit, **mine,
