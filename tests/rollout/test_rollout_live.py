@@ -119,7 +119,7 @@ def test_ssh_cut_in_mid_play_ends_in_a_named_state_and_site_finishes(cluster: Li
     new = fresh("cut")
     cluster.plan(new)
     playing = Playing(cluster, "site.yml")
-    playing.wait_for("Run the smoke test inside the container")
+    playing.wait_for("Ask the server everything once")
     cluster.on(first, "pkill", "sshd")
     done = playing.end()
     assert done.returncode != 0
