@@ -76,7 +76,7 @@ def gate(
     if run is not None:
         (tmp_path / "run.json").write_text(json.dumps(run))
         argv += ["--run", "run.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     return done.returncode, json.loads(done.stdout), done.stdout
 
 

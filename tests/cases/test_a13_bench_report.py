@@ -40,7 +40,7 @@ def report(tmp_path: Path, bench: dict[str, Any], gate: dict[str, Any] | None = 
     if gate is not None:
         (tmp_path / "g.json").write_text(json.dumps(gate))
         argv += ["--gate", "g.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     return done.returncode, json.loads(done.stdout)
 
 

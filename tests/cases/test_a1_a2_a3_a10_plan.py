@@ -37,7 +37,7 @@ def megamoe(tmp_path: Path, verb: str, patch: dict[str, Any], *more: str) -> tup
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert "Traceback" not in done.stderr
     body = json.loads(done.stdout)

@@ -15,7 +15,7 @@ BASE = Path(__file__).with_name("base.yml").read_text()
 
 def megamoe(*argv: str) -> tuple[int, Any, str]:
     command = [sys.executable, "-m", "megamoe", *argv, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return done.returncode, json.loads(done.stdout), done.stdout
 
 
