@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests on a clean checkout; installs what it needs first. Where a container engine already answers, a rehearsal
-# and the most telling live tests follow (some twenty minutes); `--all` sets an engine up and runs every live test.
+# and the most telling live tests follow, which take many minutes; `--all` sets an engine up and runs every live test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh

@@ -179,9 +179,7 @@ def test_the_single_node_example_is_legal_and_the_page_shows_its_command_and_com
         pytest.param("hard: -1", "hard: [1]", False, id="a limit that is a list"),
     ],
 )
-def test_the_compose_file_is_one_by_the_compose_specification(
-    tmp_path: Path, old: str, new: str, holds: bool
-) -> None:
+def test_the_compose_file_is_one_by_the_compose_specification(tmp_path: Path, old: str, new: str, holds: bool) -> None:
     text = (ROOT / "docker/compose.yml").read_text()
     assert old in text
     (tmp_path / "compose.yml").write_text(text.replace(old, new))

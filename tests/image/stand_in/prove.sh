@@ -7,6 +7,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../../.."
 mirror=$(realpath "$1") python=$(realpath "$2") work=$(realpath -m "${3:-.state/stand_in}")
 here=tests/image/stand_in
+source scripts/lib/base_image.sh
+debian=$(base_mirror)
+if [[ -z $debian ]]; then
+    base_error "this machine's apt names no mirror of $BASE_SUITE" "the stand-in's Debian packages come from one" \
+        "name it in MEGAMOE_DEBIAN_MIRROR"
+    exit 4
+fi
 mkdir -p "$work"
 megamoe=$(command -v megamoe)
 
@@ -35,9 +42,9 @@ if [[ ! -s $mirror/apt/SHA256SUMS ]]; then
     mkdir -p "$work/apt"
     inner docker run --rm --network host --volume "$PWD/docker/rocm:/src:ro" --volume "$work/apt:/out" \
         --volume /etc/resolv.conf:/etc/resolv.conf:ro mmimg-base:1 bash -euc '
-            echo "deb http://deb.debian.org/debian trixie main" >/etc/apt/sources.list
-            echo "deb http://deb.debian.org/debian bookworm main" >/etc/apt/sources.list.d/bookworm.list
-            bash /src/fetch_apt.sh /out now libgrpc++1.51 libgrpc29 libprotobuf32 libpci3 libnuma1 libibverbs1 tini'
+            echo "deb $1 trixie main" >/etc/apt/sources.list
+            echo "deb $1 bookworm main" >/etc/apt/sources.list.d/bookworm.list
+            bash /src/fetch_apt.sh /out now libgrpc++1.51 libgrpc29 libprotobuf32 libpci3 libnuma1 libibverbs1 tini' fetch "$debian"
     mv "$work/apt" "$mirror/apt"
 fi
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -63,3 +64,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pins, str, 
         }
     )
     return pins, (tmp_path / "served").as_uri(), tmp_path
+
+
+@pytest.fixture
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The PATH of a machine with git and neither docker nor skopeo; a test adds the clients that it wants."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("git", "sh", "cat", "uname", "mkdir", "sha256sum"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(folder))
+    return folder

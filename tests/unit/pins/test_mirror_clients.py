@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -35,17 +34,6 @@ case "$*" in pull*) exit 0 ;; esac
 for word in "$@"; do case $word in *:/out) out=${word%:/out} ;; esac; done
 printf deb >"$out/tini_1.deb" && cd "$out" && sha256sum tini_1.deb >SHA256SUMS
 """
-
-
-@pytest.fixture
-def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH of its own, so that the programs of this machine are not found."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("git", "sh", "mkdir", "sha256sum"):
-        (folder / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setenv("PATH", str(folder))
-    return folder
 
 
 def client(folder: Path, name: str, script: str) -> None:

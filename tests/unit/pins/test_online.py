@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,6 @@ def client(folder: Path, name: str, script: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
-
-
-@pytest.fixture
-def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The PATH of a machine with git and neither docker nor skopeo."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("git", "sh", "cat", "uname"):
-        (folder / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setenv("PATH", str(folder))
-    return folder
 
 
 def answers(served: Served, **change: object) -> dict[str, tuple[str, str]]:
