@@ -27,6 +27,9 @@ need_packages() {
     for pair in docker:docker.io debootstrap:debootstrap ssh:openssh-client ssh-keygen:openssh-client ip:iproute2 python3:python3; do
         command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
     done
+    if only_a_client; then
+        missing+=(docker.io)
+    fi
     if ((${#missing[@]} == 0)); then
         return 0
     fi
@@ -34,6 +37,16 @@ need_packages() {
     announce_install "${missing[@]}" || return
     mkdir -p .state
     printf '%s\n' "${missing[@]}" >>.state/installed-packages
+}
+
+# only_a_client: nothing answers, nothing refuses us, and there is no daemon that could be started (some machines bring
+# the client alone). An engine at DOCKER_HOST is not ours to install.
+only_a_client() {
+    local said
+    [[ -z ${DOCKER_HOST:-} ]] || return 1
+    ! PATH="$PATH:/usr/sbin" command -v dockerd >/dev/null || return 1
+    ! said=$(docker info 2>&1 >/dev/null) || return 1
+    [[ $said != *"permission denied"* ]]
 }
 
 need_engine() {
