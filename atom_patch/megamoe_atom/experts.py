@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from megamoe_atom import limits
 from megamoe_atom.layout import ConvertedLayer
 from megamoe_atom.problem import Exit, Problem
 
@@ -33,6 +34,15 @@ class Geometry:
     @property
     def experts_per_rank(self) -> int:
         return self.experts // self.world_size
+
+    @property
+    def heap_bytes(self) -> int:
+        """Symmetric heap of this geometry's instance."""
+        return limits.megamoe_heap_bytes(
+            limits.MoeGeometry(
+                self.hidden, self.inter, self.experts, self.topk, self.world_size, self.mtpr, self.quant
+            )
+        )
 
     @property
     def gate_up(self) -> bool:
@@ -130,8 +140,16 @@ class MegaExperts:
         """bf16 [n, H], float32 [n, K], integer [n, K] -> bf16 [n, H], a view of the kernel's output buffer.
 
         Raises:
-            Problem: mtpr_exceeded, no_tokens, weights_dtype, x_dtype (shapes and dtypes only, which need no sync).
+            Problem: x_shape, mtpr_exceeded, no_tokens, routing_shape, weights_dtype, x_dtype, device (what needs no
+                sync; the values of ids and weights are read once, by check_routing).
         """
+        if x.ndim != 2 or x.shape[1] != self.geometry.hidden:
+            raise _refuse(
+                "x_shape",
+                f"layer {self.name} got activations of shape {tuple(x.shape)}, hidden is {self.geometry.hidden}",
+                "the kernel takes the row's length on trust, and would read other tokens' values",
+                "pass [tokens, hidden]",
+            )
         tokens = x.shape[0]
         if tokens > self.geometry.mtpr:
             raise _refuse(
@@ -147,6 +165,14 @@ class MegaExperts:
                 "the quantisation would launch an empty grid while peers wait for this rank",
                 "an idle rank must run one dummy token, as ATOM's own idle step does",
             )
+        if not topk_weights.shape == topk_ids.shape == (tokens, self.geometry.topk):
+            raise _refuse(
+                "routing_shape",
+                f"layer {self.name} got weights {tuple(topk_weights.shape)} and ids {tuple(topk_ids.shape)} for "
+                f"{tokens} tokens and topk={self.geometry.topk}",
+                "the kernel reads exactly K of both per token; more columns would be taken for other tokens'",
+                "turn the fusion of shared experts off, which adds a column; pass [tokens, topk] of both",
+            )
         if topk_weights.dtype != torch.float32:
             raise _refuse(
                 "weights_dtype",
@@ -160,6 +186,15 @@ class MegaExperts:
                 f"layer {self.name} got activations of {x.dtype}",
                 "the quantisation kernel reads bf16",
                 "serve the model in bf16",
+            )
+        device = self.layer.w13.device
+        if not x.device == topk_weights.device == topk_ids.device == device:
+            raise _refuse(
+                "device",
+                f"layer {self.name} lies on {device}, its tokens, weights and ids on {x.device}, "
+                f"{topk_weights.device}, {topk_ids.device}",
+                "the kernel follows plain addresses, and one of another device is a memory fault",
+                "route on the rank's own GPU",
             )
         with torch.inference_mode(False), torch.no_grad():
             out: torch.Tensor = self.kernel().forward(x, topk_weights, topk_ids)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from megamoe_atom.problem import Exit, Problem
+from megamoe_atom.problem import Exit, Problem, Reason
 
 if TYPE_CHECKING:
     import torch
@@ -60,14 +61,15 @@ class Runtime:
         quant: str = "a8w4",
         selftest: SelfTest | None = None,
         accept_no_swiglu_limit: bool = False,
-        check: Callable[[Any, Any, Geometry], None] = lambda _layer, _method, _geometry: None,
+        check: Callable[[Any, Any, Geometry, int], list[Reason]] = lambda _layer, _method, _geometry, _taken: [],
         status: Callable[[Geometry], StatusWriter] | None = None,
         graphs: Any = None,
         mtpr: int | None = None,
     ) -> None:
         """build: MegaMoE's constructor. swiglu_in_kernel: whether it takes a swiglu_limit. clone: see MegaExperts.
 
-        check: raises when a layer's whole configuration is not supported. status: makes the rank's StatusWriter.
+        check: reasons against a layer's whole configuration, given the heap that kernels of other sizes take.
+        status: makes the rank's StatusWriter.
         graphs: the class of captured graphs, whose replays are counted. mtpr: ATOM_MEGA_MTPR, when it was given.
         """
         from megamoe_atom.experts import KernelPool
@@ -86,6 +88,7 @@ class Runtime:
         self._graphs = graphs
         self._mtpr = mtpr
         self._unapplied_limit = 0.0
+        self._geometries: set[Geometry] = set()
         self.status: StatusWriter | None = None
         self._launches: LaunchCounter | None = None
 
@@ -93,22 +96,22 @@ class Runtime:
         """The kernel's geometry of a layer. mtpr is ATOM_MEGA_MTPR or the configured maximum, never a batch's size.
 
         Raises:
-            Problem: mtpr (not a power of two), swiglu_limit (the kernel has none and that was not acknowledged).
+            Problem: every reason against this layer, each code once: how ATOM built it, mtpr, swiglu_limit (the kernel
+                has none and that was not acknowledged), and whatever `check` finds.
         """
         from megamoe_atom.experts import Geometry
         from megamoe_atom.limits import mtpr_reasons
+        from megamoe_atom.method import layer_reasons
         from megamoe_atom.support import swiglu_reason
 
         parallel = layer.moe_parallel_config
         mtpr = int(layer.moe_config.max_num_tokens) if self._mtpr is None else self._mtpr
-        reasons = mtpr_reasons(mtpr)
+        reasons = layer_reasons(layer, method) + mtpr_reasons(mtpr)
         limit = float(getattr(layer, "swiglu_limit", 0.0) or 0.0)
         if limit > 0 and not self._swiglu_in_kernel:
             if not self._accept_no_limit:
                 reasons.append(swiglu_reason(limit))
             self._unapplied_limit, limit = limit, 0.0
-        if reasons:
-            raise Problem.of(reasons, exit_code=Exit.REFUSED)
         geometry = Geometry(
             rank=int(parallel.ep_rank),
             world_size=int(parallel.ep_size),
@@ -120,7 +123,14 @@ class Runtime:
             mtpr=mtpr,
             swiglu_limit=limit,
         )
-        self._check(layer, method, geometry)
+        taken = sum(other.heap_bytes for other in self._geometries - {geometry})
+        reasons += self._check(layer, method, geometry, taken)
+        if reasons:
+            once: dict[str, Reason] = {}
+            for reason in reasons:
+                once.setdefault(reason.code, replace(reason, what=f"{layer.layer_name}: {reason.what}"))
+            raise Problem.of(list(once.values()), exit_code=Exit.REFUSED)
+        self._geometries.add(geometry)
         return geometry
 
     def capture(self, name: str, geometry: Geometry, raw: tuple[torch.Tensor, ...]) -> None:
@@ -190,6 +200,7 @@ class Runtime:
             return
         evidence = self.status.status
         evidence.kernel_instances = len(self.pool)
+        evidence.heap_used_bytes = sum(geometry.heap_bytes for geometry in self.pool.geometries())
         evidence.selftest_state = state
         if self.report is not None:
             evidence.selftest = {r.layer: max(r.rel_quiet, r.rel_loud) for r in self.report.layers}

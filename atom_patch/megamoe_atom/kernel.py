@@ -29,10 +29,15 @@ def pinned_files() -> tuple[str, dict[str, list[str]]]:
 
 
 def _found(root: Path) -> dict[str, str]:
-    return {
-        name: _blob_id((root / name).read_bytes()) if (root / name).is_file() else "missing"
-        for name in pinned_files()[1]
-    }
+    found = {}
+    for name in pinned_files()[1]:
+        try:
+            found[name] = _blob_id((root / name).read_bytes())
+        except FileNotFoundError:
+            found[name] = "missing"
+        except OSError as error:
+            found[name] = f"unreadable ({error.strerror})"
+    return found
 
 
 def differing_files(root: Path) -> list[tuple[str, Reason]]:

@@ -165,10 +165,8 @@ def _rows_scale_view(scale: torch.Tensor) -> torch.Tensor:
     return scale.view(m // 32, 2, 16, n // 8, 2, 4).permute(0, 3, 5, 2, 4, 1)
 
 
-def _weights(
-    src: torch.Tensor, out: torch.Tensor | None, view: Callable[[torch.Tensor], torch.Tensor], *, inverse: bool
-) -> torch.Tensor:
-    out = torch.empty_like(src) if out is None else out
+def _weights(src: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], *, inverse: bool) -> torch.Tensor:
+    out = torch.empty_like(src)
     a, b = _same_words(src, out)
     if inverse:
         raw_order = view(b)
@@ -203,38 +201,37 @@ def _check_w13(t: torch.Tensor, name: str, *, gate_up: bool) -> None:
         _divides(t.shape[2], 32, "bytes per row", name)
 
 
-def shuffle_w13(raw: torch.Tensor, *, gate_up: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
+def shuffle_w13(raw: torch.Tensor, *, gate_up: bool = True) -> torch.Tensor:
     """Raw w13 [E, 2I, H/2] uint8 (gate rows first) to the kernels' order, same shape.
 
     Args:
         raw: contiguous; I % 16 == 0 and H % 128 == 0 (gate_up), else rows % 16 == 0 and H % 64 == 0.
         gate_up: True alternates 16 gate rows and 16 up rows (a8w4); False keeps them separated (a4w4).
-        out: optional destination of the same shape, not overlapping raw.
     Raises:
         Problem: codes layout_dtype, layout_rank, layout_shape, layout_strides, layout_empty.
     """
     _check_w13(raw, "w13", gate_up=gate_up)
-    return _weights(raw, out, _w13_view if gate_up else _rows_view, inverse=False)
+    return _weights(raw, _w13_view if gate_up else _rows_view, inverse=False)
 
 
-def unshuffle_w13(shuffled: torch.Tensor, *, gate_up: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
+def unshuffle_w13(shuffled: torch.Tensor, *, gate_up: bool = True) -> torch.Tensor:
     """Inverse of shuffle_w13: [E, 2I, H/2] in the kernels' order to raw, same shape."""
     _check_w13(shuffled, "w13", gate_up=gate_up)
-    return _weights(shuffled, out, _w13_view if gate_up else _rows_view, inverse=True)
+    return _weights(shuffled, _w13_view if gate_up else _rows_view, inverse=True)
 
 
-def shuffle_w13_scale(raw: torch.Tensor, *, gate_up: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
+def shuffle_w13_scale(raw: torch.Tensor, *, gate_up: bool = True) -> torch.Tensor:
     """Raw e8m0 scales of w13 [E, 2I, H/32] to the kernels' order.
 
     Returns:
         gate_up=True: the same shape (2I % 32 == 0, H % 256 == 0). gate_up=False: 2-D, padded, as shuffle_w2_scale.
     """
     if not gate_up:
-        return shuffle_w2_scale(raw, out=out, name="w13 scale")
+        return shuffle_w2_scale(raw, name="w13 scale")
     _check_bytes(raw, "w13 scale", 3)
     _divides(raw.shape[1], 32, "gate and up rows", "w13 scale")
     _divides(raw.shape[2], 8, "scales per row", "w13 scale")
-    out = torch.empty_like(raw) if out is None else out
+    out = torch.empty_like(raw)
     rows = raw.shape[1]
     transpose_scales(
         raw, out, per=rows // 32, stride=rows, step=16, other=rows // 2,
@@ -273,16 +270,16 @@ def _check_w2(t: torch.Tensor, name: str) -> None:
     _divides(t.shape[2], 32, "bytes per row", name)
 
 
-def shuffle_w2(raw: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def shuffle_w2(raw: torch.Tensor) -> torch.Tensor:
     """Raw w2 [E, H, I/2] uint8 to the kernels' order, same shape. H % 16 == 0 and I % 64 == 0."""
     _check_w2(raw, "w2")
-    return _weights(raw, out, _rows_view, inverse=False)
+    return _weights(raw, _rows_view, inverse=False)
 
 
-def unshuffle_w2(shuffled: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def unshuffle_w2(shuffled: torch.Tensor) -> torch.Tensor:
     """Inverse of shuffle_w2, same shape."""
     _check_w2(shuffled, "w2")
-    return _weights(shuffled, out, _rows_view, inverse=True)
+    return _weights(shuffled, _rows_view, inverse=True)
 
 
 def w2_scale_shape(shape: tuple[int, int, int] | torch.Size) -> tuple[int, int]:
@@ -291,7 +288,7 @@ def w2_scale_shape(shape: tuple[int, int, int] | torch.Size) -> tuple[int, int]:
     return -(-experts * rows // 256) * 256, -(-columns // 8) * 8
 
 
-def shuffle_w2_scale(raw: torch.Tensor, *, out: torch.Tensor | None = None, name: str = "w2 scale") -> torch.Tensor:
+def shuffle_w2_scale(raw: torch.Tensor, *, name: str = "w2 scale") -> torch.Tensor:
     """Raw e8m0 scales of w2 [E, H, I/32] to the kernels' order: 2-D [ceil256(E*H), ceil8(I/32)].
 
     Pads are written as 0. FlyDSL leaves them uninitialised, which makes two conversions of one checkpoint differ.
@@ -303,7 +300,7 @@ def shuffle_w2_scale(raw: torch.Tensor, *, out: torch.Tensor | None = None, name
         padded = rows.new_zeros((m, n))
         padded[: rows.shape[0], : rows.shape[1]] = rows
         rows = padded
-    out = torch.empty_like(rows) if out is None else out
+    out = torch.empty_like(rows)
     transpose_scales(
         rows, out, per=m // 32, stride=0, step=32, other=16,
         eager=lambda src, dst: _bytes(src, dst, _rows_scale_view, inverse=False),
@@ -517,14 +514,10 @@ def convert_layer_tensors(
     return ConvertedLayer(flat[0], flat[1], flat[2], flat[3], mark.w13_shape, mark.w2_shape, mark.gate_up)
 
 
-def release(*tensors: torch.Tensor) -> int:
-    """Empties raw tensors after a conversion out of place; returns the bytes given up.
+def release(*tensors: torch.Tensor) -> None:
+    """Empties the raw tensors of a converted layer, scales too; what was converted in place keeps their memory.
 
-    The attributes must stay: ATOM still reads layer.w13_weight and its scales. So each keeps its object and loses its
-    storage. Never call it on tensors converted in place, whose memory the converted ones share.
+    The attributes must stay: ATOM still reads layer.w13_weight and its scales. So each keeps its object and dtype.
     """
-    freed = 0
     for t in tensors:
-        freed += t.numel() * t.element_size()
         t.data = torch.empty(0, dtype=t.dtype, device=t.device)
-    return freed

@@ -19,6 +19,8 @@ UINT32_END = 2**32
 GIB = 2**30
 HEAP_ALIGNMENT = 256
 HEAP_SLACK_BYTES = 64 * 2**20
+MORI_SYNC_BYTES = 1024
+"""What mori itself takes from a static heap when it starts (120d2de src/shmem/init.cpp, MORI_INTERNAL_SYNC_SIZE)."""
 COMPACT_FROM_BYTES = 3_000_000_000
 LAUNCHES_PER_INSTANCE = 2**31
 """Stage-1 waits for `epoch > seen` in signed 32 bits: launch number 2**31 never returns (executed on a CPU)."""
@@ -198,17 +200,20 @@ def heap_to_render(g: MoeGeometry, *, atom_mori_ops: int = 0, max_num_batched_to
     return _up(need, GIB)
 
 
-def heap_reasons(g: MoeGeometry, heap_bytes: int, *, atom_mori_ops: int = 0) -> list[Reason]:
-    """A reason when a static heap of that size cannot hold the launch."""
-    need = megamoe_heap_bytes(g) + atom_mori_ops * mori_op_bytes(g, g.mtpr)
+def heap_reasons(
+    g: MoeGeometry, heap_bytes: int, *, atom_mori_ops: int = 0, taken_bytes: int = 0
+) -> list[Reason]:
+    """A reason when a static heap of that size cannot hold the launch. taken_bytes: of instances of other sizes."""
+    need = megamoe_heap_bytes(g) + atom_mori_ops * mori_op_bytes(g, g.mtpr) + MORI_SYNC_BYTES + taken_bytes
     if heap_bytes >= need:
         return []
+    fits = max(heap_to_render(g, atom_mori_ops=atom_mori_ops), _up(need + HEAP_SLACK_BYTES, GIB))
     return [
         Reason(
             "heap_too_small",
             f"MORI_SHMEM_HEAP_SIZE is {heap_bytes} bytes, MegaMoE at mtpr={g.mtpr} needs {need}",
             "the symmetric heap is allocated once, before the first layer, and cannot grow",
-            f"set MORI_SHMEM_HEAP_SIZE={heap_to_render(g, atom_mori_ops=atom_mori_ops) // GIB}G",
+            f"set MORI_SHMEM_HEAP_SIZE={fits // GIB}G",
         )
     ]
 

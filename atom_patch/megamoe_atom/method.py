@@ -8,13 +8,12 @@ load_weights (which calls the layout step a second time).
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megamoe_atom.experts import Geometry, MegaExperts
-from megamoe_atom.layout import ConvertedLayer, convert_layer_tensors
+from megamoe_atom.layout import ConvertedLayer, convert_layer_tensors, release
 from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe_atom.support import LAYER_ROWS, SupportInputs, of_layer, reasons_against
 
@@ -31,12 +30,24 @@ def raw_bytes(layer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 
 
 def layer_reasons(layer: Any, method: Any) -> list[Reason]:
-    """Why this layer, as constructed, cannot run on MegaMoE: support.py's rows for it, each with the layer's name."""
-    return [
-        replace(reason, what=f"{layer.layer_name}: {reason.what}")
-        for reason in reasons_against(of_layer(SupportInputs(), layer, method))
-        if reason.code in LAYER_ROWS
-    ]
+    """Why this layer, as constructed, cannot run on MegaMoE: support.py's rows for it."""
+    return [r for r in reasons_against(of_layer(SupportInputs(), layer, method)) if r.code in LAYER_ROWS]
+
+
+class NotReady:
+    """`fused_experts` between the two hooks, so that no call can take ATOM's own path on the emptied weights."""
+
+    def __init__(self, layer: str) -> None:
+        self._layer = layer
+
+    def __call__(self, **_standard: Any) -> torch.Tensor:
+        raise Problem(
+            "not_ready",
+            what=f"{self._layer} was called before its init_prepare_finalize",
+            why="its raw weights are converted and emptied, and no kernel is bound to it yet",
+            fix="load the model through ATOM's load_model, which calls both hooks",
+            exit_code=Exit.PRECONDITION,
+        )
 
 
 @functools.cache
@@ -66,23 +77,18 @@ def mega_method_class(base: Any) -> type[Any]:
                         exit_code=Exit.PRECONDITION,
                     )
                 return
-            reasons = layer_reasons(layer, self)
-            if reasons:
-                raise Problem.of(reasons)
-            raw = raw_bytes(layer)
             geometry = self._runtime.geometry(layer, self)
+            raw = raw_bytes(layer)
             self._runtime.capture(layer.layer_name, geometry, raw)
             # In place: the layer's memory stays where it is, and no second copy of 1 GiB is needed.
             self._converted = convert_layer_tensors(*raw, gate_up=geometry.gate_up, in_place=True)
-            for name in _WEIGHTS:
-                parameter = getattr(layer, name)
-                # ATOM still reads the attributes, so they stay, as empty tensors of their dtype.
-                parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            release(*(getattr(layer, name) for name in _WEIGHTS))
             self._geometry: Geometry = geometry
+            self.fused_experts = NotReady(layer.layer_name)
 
         def init_prepare_finalize(self, layer: Any) -> None:
             """Sets fused_experts. No mori dispatch op is built: unused, it would take up to 3.8 GiB of heap."""
-            if self.fused_experts is not None:
+            if isinstance(self.fused_experts, MegaExperts):
                 return
             if self._converted is None:
                 self.process_weights_after_loading(layer)
@@ -93,9 +99,3 @@ def mega_method_class(base: Any) -> type[Any]:
 
     MegaMxfp4MoEMethod.__qualname__ = MegaMxfp4MoEMethod.__name__
     return MegaMxfp4MoEMethod
-
-
-def experts_of(method: Any) -> MegaExperts | None:
-    """The MegaMoE callable of a method, or None when it runs ATOM's own path."""
-    experts = getattr(method, "fused_experts", None)
-    return experts if isinstance(experts, MegaExperts) else None

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from megamoe_atom import __version__, kernel_edits, limits
+from megamoe_atom import __version__, kernel_edits
 from megamoe_atom.factory import Runtime
 from megamoe_atom.kernel import accepts_swiglu_limit, load_megamoe, pinned_files, require_edits, verify_files
 from megamoe_atom.problem import Exit, Problem, Reason
 from megamoe_atom.settings import Settings, parse
 from megamoe_atom.status import RankStatus, StatusWriter
-from megamoe_atom.support import ANY_LAYER, SupportInputs, of_edits, of_layer, reasons_against, require_supported
+from megamoe_atom.support import ANY_LAYER, SupportInputs, of_edits, of_layer, reasons_against
 
 if TYPE_CHECKING:
     from megamoe_atom.experts import Geometry
 
 
 def support_inputs(
-    config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any, edits: frozenset[str]
+    config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any, edits: frozenset[str], taken: int
 ) -> SupportInputs:
     """ATOM's config, the environment, one layer, this machine and the kernels' edits, as support.py takes them."""
     parallel = layer.moe_parallel_config
@@ -29,6 +29,7 @@ def support_inputs(
         tp_size=int(parallel.tp_size),
         dp_size=int(parallel.dp_size),
         heap_bytes=settings.heap_bytes,
+        heap_taken_bytes=taken,
         quant=geometry.quant,
         accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
     )
@@ -128,12 +129,6 @@ def _installed() -> dict[str, str]:
 
 def status_writer(settings: Settings, geometry: Geometry, edits: frozenset[str]) -> StatusWriter:
     """This rank's evidence file, written at once, so that a directory that cannot be written stops the start."""
-    used = limits.megamoe_heap_bytes(
-        limits.MoeGeometry(
-            geometry.hidden, geometry.inter, geometry.experts, geometry.topk, geometry.world_size, geometry.mtpr,
-            geometry.quant,
-        )
-    )  # fmt: skip
     return StatusWriter(
         settings.status_dir,
         RankStatus(
@@ -142,7 +137,7 @@ def status_writer(settings: Settings, geometry: Geometry, edits: frozenset[str])
             geometry={k: v for k, v in asdict(geometry).items() if k != "rank"},
             mtpr=geometry.mtpr,
             heap_asked_bytes=settings.heap_bytes,
-            heap_used_bytes=used,
+            heap_used_bytes=geometry.heap_bytes,
             versions={"adapter": __version__, "flydsl_commit": pinned_files()[0], **_installed()},
             edits_hash=_edits_hash(),
             kernel_edits=sorted(edits),
@@ -185,8 +180,8 @@ def make_runtime(config: Any, environment: Mapping[str, str] | None = None) -> R
         clone=shared == 0,
         selftest=selftest,
         accept_no_swiglu_limit=settings.accept_no_swiglu_limit,
-        check=lambda layer, method, geometry: require_supported(
-            support_inputs(config, settings, geometry, layer, method, edits)
+        check=lambda layer, method, geometry, taken: reasons_against(
+            support_inputs(config, settings, geometry, layer, method, edits, taken)
         ),
         status=lambda geometry: status_writer(settings, geometry, edits),
         graphs=torch.cuda.CUDAGraph,

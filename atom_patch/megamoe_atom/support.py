@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megamoe_atom import kernel_edits, limits
-from megamoe_atom.problem import Exit, Problem, Reason
+from megamoe_atom.problem import Reason
 
 FLYDSL_VERSIONS = ("0.2.2", "0.2.3", "0.2.4")
 ARCH = "gfx950"
@@ -28,6 +28,7 @@ class SupportInputs:
     hidden, inter: without padding; padded_*: as ATOM would pad them. kernel_has_swiglu_limit: the edited kernels.
     fixed_slot_race_closed: whether the loaded kernels carry the edits for E9 and L2 (publish_order, payload_wait).
     xcd_guard_closed: whether they carry the one for E2 (xcd_guard). local_experts: what ATOM built on this rank.
+    heap_taken_bytes: by the kernels of layers of other sizes. gpu_index: of the GPU that holds the weights, if any.
     """
 
     hidden: int = 7168
@@ -39,6 +40,8 @@ class SupportInputs:
     topk: int = 6
     ep_enabled: bool = True
     ep_size: int = 8
+    ep_rank: int = 0
+    gpu_index: int | None = None
     tp_size: int = 1
     dp_size: int = 8
     dp_attention: bool = True
@@ -48,6 +51,7 @@ class SupportInputs:
     mori_available: bool = True
     shmem_mode: str = "static"
     heap_bytes: int = 6 * limits.GIB
+    heap_taken_bytes: int = 0
     atom_mori_ops: int = 0
     tbo: bool = False
     eplb: bool = False
@@ -92,7 +96,9 @@ ANY_LAYER = SupportInputs(
 LAYER_ROWS = frozenset(
     {
         "ep_off",
+        "gpu_index",
         "mori",
+        "weight_format",
         "expert_split",
         "expert_count",
         "redundant_experts",
@@ -111,6 +117,7 @@ def of_layer(launch: SupportInputs, layer: Any, method: Any) -> SupportInputs:
     """`launch` with what an ATOM layer (FusedMoE) and its method say of themselves."""
     parallel = layer.moe_parallel_config
     hidden, inter = int(method.hidden_size), int(method.intermediate_size)
+    device = layer.w13_weight.device
     return replace(
         launch,
         hidden=hidden - int(method.hidden_pad),
@@ -122,6 +129,10 @@ def of_layer(launch: SupportInputs, layer: Any, method: Any) -> SupportInputs:
         topk=int(layer.top_k),
         ep_enabled=bool(parallel.use_ep),
         ep_size=int(parallel.ep_size),
+        ep_rank=int(parallel.ep_rank),
+        gpu_index=device.index if device.type == "cuda" else None,
+        # ATOM makes this method for every fp4 layer, whatever its scales cover.
+        weight_format="mxfp4" if "per_1x32" in str(method.quant_type) else f"fp4 with scales {method.quant_type}",
         mori_available=bool(parallel.use_all2all_kernels),
         redundant_experts=int(layer.num_redundant_experts),
         fused_shared_experts=int(layer.num_fused_shared_experts),
@@ -214,6 +225,13 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
         f"{c.visible_gpus} of {c.ep_size} GPUs are visible in the process",
         "the kernels open the device of each peer by its rank",
         "do not narrow HIP_VISIBLE_DEVICES per process",
+    )
+    refuse(
+        c.gpu_index is not None and c.gpu_index != c.ep_rank,
+        "gpu_index",
+        f"EP rank {c.ep_rank} holds its weights on GPU {c.gpu_index}",
+        "the kernels take the rank for the number of its GPU, so buffers and weights would lie on two GPUs",
+        "start the ranks in the order of the GPUs, with all GPUs visible to each, and one server per node",
     )
     # ---- shared memory
     refuse(
@@ -397,7 +415,7 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
     ):
         g = limits.MoeGeometry(c.hidden, c.inter, c.experts, c.topk, c.ep_size, c.mtpr, c.quant)
         found += limits.bound_reasons(g)
-        found += limits.heap_reasons(g, c.heap_bytes, atom_mori_ops=c.atom_mori_ops)
+        found += limits.heap_reasons(g, c.heap_bytes, atom_mori_ops=c.atom_mori_ops, taken_bytes=c.heap_taken_bytes)
         refuse(
             not limits.is_compact(g) and not c.fixed_slot_race_closed,
             "fixed_slot",
@@ -450,10 +468,3 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
         "set it to the folder that holds kernels/; our image does",
     )
     return found
-
-
-def require_supported(config: SupportInputs) -> None:
-    """Raises Problem with the whole list (exit 4) when MegaMoE was requested and may not run."""
-    found = reasons_against(config)
-    if found:
-        raise Problem.of(found, exit_code=Exit.PRECONDITION)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from megamoe_atom.factory import current_runtime, requested
+from megamoe_atom.problem import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -29,14 +30,22 @@ def varied_ids(count: int, vocab: int) -> list[int]:
 def warmup_token_ids(count: int, *, runner: Any) -> list[int]:
     """Replaces `[0] * count` in ModelRunner.warmup_model, which every rank runs after loading and before capture.
 
-    Not requested, or a model without MegaMoE layers: exactly [0] * count. Otherwise the fused path is first proven on
-    all ranks together, outside inference mode.
+    Not requested: exactly [0] * count. Otherwise the fused path is first proven on all ranks together, outside
+    inference mode.
     Raises:
-        Problem: the self-test's verdict; the start stops here.
+        Problem: no_layer (requested, and no layer of the model runs on MegaMoE), or the self-test's verdict; the start
+            stops here.
     """
-    runtime = current_runtime() if requested() else None
-    if runtime is None or not runtime.layers:
+    if not requested():
         return [0] * count
+    runtime = current_runtime()
+    if runtime is None or not runtime.layers:
+        raise Problem(
+            "no_layer",
+            what="MegaMoE was requested, and no layer of this model runs on it",
+            why="ATOM made none of its experts for mxfp4 weights, so it would serve another path without a word",
+            fix="serve the checkpoint with fp4 experts (not -Base or -FP8), or set ATOM_USE_FLYDSL_FUSED=0",
+        )
     runtime.prove_once()
     return varied_ids(count, int(runner.config.hf_config.vocab_size))
 

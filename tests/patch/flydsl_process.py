@@ -205,20 +205,21 @@ def runtime() -> dict[str, object]:
         hf_config=SimpleNamespace(n_shared_experts=1),
     )  # fmt: skip
     g = limits.V4_PRO
+
+    def meta(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device="meta")
+
     parallel = SimpleNamespace(use_ep=True, ep_size=8, ep_rank=3, tp_size=1, dp_size=8, use_all2all_kernels=True)
     layer = SimpleNamespace(
         layer_name="layers.0", moe_parallel_config=parallel, moe_config=SimpleNamespace(max_num_tokens=8192),
         global_num_experts=g.experts, local_num_experts=48, num_redundant_experts=0, num_fused_shared_experts=0,
         top_k=g.topk, has_bias=False, activation="ActivationType.Silu", apply_router_weight_on_input=False,
-        swiglu_limit=10.0,
+        swiglu_limit=10.0, w13_weight=meta(1),
     )  # fmt: skip
     method = SimpleNamespace(
-        hidden_size=g.hidden, intermediate_size=g.inter, hidden_pad=0, intermediate_pad=0, static_input_scales=False
-    )
-
-    def meta(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device="meta")
-
+        hidden_size=g.hidden, intermediate_size=g.inter, hidden_pad=0, intermediate_pad=0, static_input_scales=False,
+        quant_type="QuantType.per_1x32",
+    )  # fmt: skip
     converted = ConvertedLayer(
         meta(48 * g.inter * g.hidden), meta(48 * 2 * g.inter * g.hidden // 32), meta(48 * g.hidden * g.inter // 2),
         meta(48 * g.hidden * g.inter // 32), (48, 2 * g.inter, g.hidden // 2), (48, g.hidden, g.inter // 2), True,

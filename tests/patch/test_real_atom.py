@@ -53,9 +53,13 @@ def test_a_patch_tool_accepts_the_diff(atom: Path) -> None:
         (EDITED[0], "topk_ids=topk_ids,\n            inplace", "ids=topk_ids,\n            inplace", "topk_ids"),
         (EDITED[0], "self.fused_experts: FusedMoEModularKernel | None = None", "self.experts = None", "fused_experts"),
         (EDITED[0], "max_num_tokens=atom_config", "max_tokens=atom_config", "max_num_tokens"),
+        (EDITED[0], "self.moe_config = moe", "self.config_of_moe = moe", "moe_config"),
+        (EDITED[0], 'register_parameter("w2_weight_scale"', 'register_parameter("w2_scale"', "w2_weight_scale"),
+        (EDITED[1], "        self.warmup_model()", "        self.warm_up()", "self.warmup_model"),
         (EDITED[0], "class Mxfp4MoEMethod(FusedMoEMethodBase)", "class Mxfp4MoEMethod(object)", "derives from"),
     ],
-    ids=["config field", "assignment", "property", "keyword", "attribute", "config keyword", "base class"],
+    ids=["config field", "assignment", "property", "keyword", "attribute", "config keyword", "config of the layer",
+         "a weight's name", "the call of the warm-up", "base class"],
 )
 def test_the_contract_names_what_moved(atom: Path, file: str, old: str, new: str, named: str) -> None:
     path = atom / file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import pytest
 from kernel_lane.capture import rocm
 from megamoe.kernels import lint
 from megamoe.patch import command
+from megamoe_atom import reference
 from trees import checkout
 
 pytestmark = pytest.mark.checkout
@@ -56,6 +59,21 @@ def test_the_real_constructor_asks_for_heap_and_device_memory_as_in_our_ledger_t
 def test_the_loader_accepts_the_real_checkout_and_refuses_one_changed_byte() -> None:
     result = scenario("load", needs="torch")
     assert result == {"files": 35, "changed_file": "flydsl_commit"}
+
+
+def test_the_reference_takes_the_real_constructors_and_forwards_arguments_in_their_order() -> None:
+    """Names, order, and which may be left out; the reference adds some of its own at the end."""
+    source = (checkout("MEGAMOE_FLYDSL_DIR") / "kernels/mega_moe/mega_moe.py").read_text(encoding="utf-8")
+    (mega,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "MegaMoE"]
+    theirs = {n.name: n for n in mega.body if isinstance(n, ast.FunctionDef)}
+    for name in ("__init__", "forward", "forward_prequant", "quantize"):
+        a = theirs[name].args
+        needed = [x.arg for x in a.args[: len(a.args) - len(a.defaults)]]
+        needed += [x.arg for x, default in zip(a.kwonlyargs, a.kw_defaults, strict=True) if default is None]
+        order = [x.arg for x in (*a.args, *a.kwonlyargs)]
+        ours = inspect.signature(getattr(reference.MegaMoE, name)).parameters
+        assert list(ours)[: len(order)] == order, name
+        assert [n for n, p in ours.items() if p.default is inspect.Parameter.empty] == needed, name
 
 
 def test_a_start_finds_judges_and_constructs_the_real_class_of_an_edited_checkout(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,77 @@ def test_a_failure_at_any_step_leaves_every_byte_as_it_was(
     assert contents(pinned) == before
 
 
-def test_a_left_over_sibling_of_a_killed_run_does_not_disturb(pinned: Path) -> None:
+@pytest.mark.parametrize("undo", [False, True], ids=["apply", "revert, with nothing else to do"])
+def test_a_left_over_sibling_of_a_killed_run_is_removed(pinned: Path, undo: bool) -> None:
     leftover = pinned / ("atom/model_ops/moe.py" + tree.TEMP_SUFFIX)
     leftover.write_bytes(b"half")
-    command.move(command.job(pinned), undo=False)
+    command.move(command.job(pinned), undo=undo)
     assert not leftover.exists()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4], ids=["writing", "writing the last", "renaming", "renaming the last"])
+def test_a_run_killed_at_any_step_is_finished_by_apply_and_undone_by_revert(
+    pinned: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """A child process dies without a chance to clean up: after each of its steps in turn."""
+    before = contents(pinned)
+    calls = {"n": 0}
+
+    def dies_after(real: object) -> object:
+        def step(*args: object) -> None:
+            real(*args)  # type: ignore[operator]
+            calls["n"] += 1
+            if calls["n"] == at:
+                os._exit(9)
+
+        return step
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tree, "_write_sibling", dies_after(tree._write_sibling))
+        patched.setattr(tree, "_rename", dies_after(tree._rename))
+        child = os.fork()
+        if child == 0:
+            command.move(command.job(pinned), undo=False)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert contents(pinned) != before
+    command.move(command.job(pinned), undo=True)
+    assert contents(pinned) == before
+    command.move(command.job(pinned), undo=False)
+    assert command.check(command.job(pinned), allow_drift=False).status == "pass"
+
+
+def test_a_tree_that_may_not_be_written_is_refused_whole(pinned: Path) -> None:
+    """As an ordinary user, since root may write everywhere: a child gives its rights up first."""
+    before = contents(pinned)
+    folders = [pinned, *(p for p in pinned.rglob("*") if p.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = "written"
+        try:
+            os.chdir(pinned)  # the way to it may be closed to others
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            command.move(command.job(Path()), undo=False)
+        except Problem as problem:
+            code = problem.code
+        except BaseException as error:
+            code = repr(error)
+        os.write(writer, code.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert told == "atom_read_only"
+    assert contents(pinned) == before
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def move(work: Job, *, undo: bool) -> Outcome:
     """Brings the tree to the chosen edits, or to none; all or nothing; a tree that is already there is left alone."""
     states = tree.read_tree(work.root, work.upstream)
     tree.refuse_other(states, work.upstream)
+    tree.clear_leftovers(work.root, work.upstream)
     new = tree.target_contents(states, work.rules, frozenset() if undo else work.selection)
     if not undo:
         broken = _needs(work, new)[0]

@@ -82,6 +82,10 @@ def _unmet(module: ast.Module, need: dict[str, Any]) -> str | None:
     calls = [c for c in ast.walk(node) if isinstance(c, ast.Call) and ast.unparse(c.func) == need["call"]]
     if not calls:
         return f"{where} no longer calls {need['call']}"
+    firsts = {c.args[0].value for c in calls if c.args and isinstance(c.args[0], ast.Constant)}
+    lost = sorted(set(need.get("first", [])) - firsts)
+    if lost:
+        return f"{where} no longer calls {need['call']} for {', '.join(lost)}"
     wanted = set(need.get("keywords", []))
     best = max(calls, key=lambda c: len(wanted & {k.arg for k in c.keywords}))
     lost = sorted(wanted - {k.arg for k in best.keywords if k.arg})

@@ -131,6 +131,13 @@ def target_contents(states: list[FileState], rules: tuple[Rule, ...], selection:
     return new
 
 
+def clear_leftovers(root: Path, upstream: Upstream) -> None:
+    """Removes what a killed run has written beside the files; a tree that cannot be written keeps it."""
+    for pinned in upstream.files:
+        with contextlib.suppress(OSError):
+            _sibling(root / pinned.path).unlink(missing_ok=True)
+
+
 def write_all(root: Path, new: dict[str, bytes], old: dict[str, bytes], name: str) -> None:
     """Replaces all files or none: every sibling is written and synced before the first rename.
 

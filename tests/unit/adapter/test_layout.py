@@ -100,11 +100,14 @@ small = st.integers(1, 3)
 @given(e=small, rows=small, cols=small, seed=st.integers(0, 99))
 def test_every_inverse_undoes_its_layout_for_any_legal_shape(e: int, rows: int, cols: int, seed: int) -> None:
     weights = random_bytes(seed, e, 32 * rows, 64 * cols)
-    for gate_up in (True, False):
-        assert torch.equal(layout.unshuffle_w13(layout.shuffle_w13(weights, gate_up=gate_up), gate_up=gate_up), weights)
-    assert torch.equal(layout.unshuffle_w2(layout.shuffle_w2(weights)), weights)
+    assert torch.equal(layout.unshuffle_w13(layout.shuffle_w13(weights)), weights)
+    plain = random_bytes(seed, e, 16 * rows, 32 * cols)
+    assert torch.equal(layout.unshuffle_w13(layout.shuffle_w13(plain, gate_up=False), gate_up=False), plain)
+    assert torch.equal(layout.unshuffle_w2(layout.shuffle_w2(plain)), plain)
     scales = random_bytes(seed, e, 32 * rows, 8 * cols)
     assert torch.equal(layout.unshuffle_w13_scale(layout.shuffle_w13_scale(scales)), scales)
+    padded = layout.shuffle_w13_scale(scales, gate_up=False)
+    assert torch.equal(layout.unshuffle_w13_scale(padded, gate_up=False, shape=tuple(scales.shape)), scales)
     ragged = random_bytes(seed, e, 5 * rows, 3 * cols)
     assert torch.equal(layout.unshuffle_w2_scale(layout.shuffle_w2_scale(ragged), ragged.shape), ragged)
 
@@ -261,13 +264,15 @@ def test_weights_that_are_not_aligned_to_sixteen_bytes_convert_to_the_same_bytes
         assert torch.equal(layout.shuffle_w2(shifted), layout.shuffle_w2(aligned))
 
 
-def test_release_empties_the_raw_tensors_and_leaves_the_converted_ones() -> None:
+@pytest.mark.parametrize("in_place", [True, False])
+def test_release_empties_the_raw_tensors_and_leaves_the_converted_ones(in_place: bool) -> None:
     raw = raw_layer()
     copies = [t.clone() for t in raw]
-    layer = layout.convert_layer_tensors(*raw)
-    assert layout.release(*raw) == sum(t.numel() for t in copies)
-    assert [t.numel() for t in raw] == [0, 0, 0, 0]
+    layer = layout.convert_layer_tensors(*raw, in_place=in_place)
+    layout.release(*raw)
+    assert [(t.numel(), t.dtype) for t in raw] == [(0, torch.uint8)] * 4
     assert torch.equal(layer.w13, layout.shuffle_w13(copies[0]).flatten())
+    assert torch.equal(layer.w2_scale, layout.shuffle_w2_scale(copies[3]).flatten())
 
 
 def broken(name: str) -> tuple[list[torch.Tensor], str]:

@@ -148,9 +148,17 @@ def test_a_launch_fits_the_heap_that_is_rendered_for_it_and_not_one_byte_less_th
 ) -> None:
     at = g.at(2**power)
     assert limits.heap_reasons(at, limits.heap_to_render(at)) == []
-    need = limits.megamoe_heap_bytes(at)
+    need = limits.megamoe_heap_bytes(at) + limits.MORI_SYNC_BYTES
     assert limits.heap_reasons(at, need) == []
     assert [r.code for r in limits.heap_reasons(at, need - 1)] == ["heap_too_small"]
+
+
+def test_a_heap_that_another_instance_shares_must_hold_both_and_the_fix_says_how_much() -> None:
+    both = 2 * limits.megamoe_heap_bytes(V4_PRO) + limits.MORI_SYNC_BYTES
+    taken = limits.megamoe_heap_bytes(V4_PRO)
+    assert limits.heap_reasons(V4_PRO, both, taken_bytes=taken) == []
+    (reason,) = limits.heap_reasons(V4_PRO, both - 1, taken_bytes=taken)
+    assert reason.fix == "set MORI_SHMEM_HEAP_SIZE=9G"
 
 
 @pytest.mark.parametrize(

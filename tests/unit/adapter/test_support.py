@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from megamoe_atom.problem import Exit, Problem
-from megamoe_atom.support import ANY_LAYER, FLYDSL_VERSIONS, SupportInputs, reasons_against, require_supported
+from megamoe_atom.support import ANY_LAYER, FLYDSL_VERSIONS, SupportInputs, reasons_against
 
 GOOD = SupportInputs()
 
@@ -19,6 +18,7 @@ SIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp_attention": ({"dp_attention": False}, {"dp_attention": True}),
     "pcp": ({"pcp_size": 2}, {"pcp_size": 1}),
     "ep_size": ({"ep_size": 16, "visible_gpus": 16}, {"ep_size": 8}),
+    "gpu_index": ({"ep_rank": 3, "gpu_index": 0}, {"ep_rank": 3, "gpu_index": 3}),
     "visible_gpus": ({"visible_gpus": 7}, {"visible_gpus": 8}),
     "mori": ({"mori_available": False}, {"mori_available": True}),
     "heap_mode": ({"shmem_mode": "vmm"}, {"shmem_mode": "static"}),
@@ -52,7 +52,8 @@ SIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "expert_split": ({"experts": 385}, {"experts": 392}),
     "mtpr": ({"mtpr": 8191, "max_num_batched_tokens": 8191}, {"mtpr": 4096, "max_num_batched_tokens": 4096}),
     "mtpr_too_small": ({"max_num_batched_tokens": 8193}, {"max_num_batched_tokens": 8000}),
-    "heap_too_small": ({"heap_bytes": 4_480_715_775}, {"heap_bytes": 4_480_715_776}),
+    # 4,480,715,776 of MegaMoE and 1,024 of mori itself
+    "heap_too_small": ({"heap_bytes": 4_480_716_799}, {"heap_bytes": 4_480_716_800}),
     "bound_L1": ({"mtpr": 16384, "heap_bytes": 2**34}, {"mtpr": 8192}),
     "fixed_slot": (
         {"mtpr": 1024, "max_num_batched_tokens": 1024},
@@ -73,7 +74,6 @@ def codes(**changes: Any) -> list[str]:
 
 def test_deepseek_v4_pro_on_eight_mi355x_may_run() -> None:
     assert reasons_against(GOOD) == []
-    require_supported(GOOD)
 
 
 @pytest.mark.parametrize("code", SIDES)
@@ -123,10 +123,6 @@ def test_all_reasons_that_can_hold_at_once_are_shown_together() -> None:
     everything |= {"heap_bytes": 1, "padded_hidden": 9728}
     found = codes(**everything)
     assert set(SIDES) - exclusive <= set(found)
-    with pytest.raises(Problem) as caught:
-        require_supported(replace(GOOD, **everything))
-    assert [r.code for r in caught.value.reasons] == found
-    assert caught.value.exit_code == Exit.PRECONDITION
 
 
 @pytest.mark.parametrize("code", SIDES)

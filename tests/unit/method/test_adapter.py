@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import types
@@ -31,7 +32,7 @@ class Base:
         self.quant_config, self.moe, self.fused_experts = quant_config, moe, None
         self.hidden_size = self.intermediate_size = 256
         self.hidden_pad = self.intermediate_pad = 0
-        self.static_input_scales = False
+        self.static_input_scales, self.quant_type = False, "QuantType.per_1x32"
 
     def get_fused_moe_quant_config(self, _layer: object) -> str:
         return "quant config"
@@ -93,6 +94,14 @@ def test_importing_the_edited_names_imports_neither_torch_nor_the_adapter() -> N
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_no_module_of_the_adapter_imports_atom_aiter_mori_or_flydsl_when_it_is_imported() -> None:
+    for path in sorted(Path(factory.__file__).parent.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not {n.split(".")[0] for n in names} & {"atom", "aiter", "mori", "flydsl", "kernels"}, path.name
+
+
 # ---- method ----------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +112,9 @@ def test_the_weight_hook_converts_once_and_releases_weights_and_scales() -> None
     first = method._converted
     method.process_weights_after_loading(layer)
     assert method._converted is first
+    with pytest.raises(Problem) as caught:  # ATOM's own path would run on the emptied weights
+        method.fused_experts(hidden_states=None, topk_weights=None, topk_ids=None)
+    assert caught.value.code == "not_ready"
     for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"):
         assert getattr(layer, name).numel() == 0
     method.init_prepare_finalize(layer)
@@ -165,7 +177,61 @@ def test_a_layer_that_cannot_run_is_refused_before_a_byte_moves(change: dict[str
     with pytest.raises(Problem) as caught:
         method.process_weights_after_loading(layer)
     assert code in {r.code for r in caught.value.reasons}
+    assert all(r.what.startswith("layers.0: ") for r in caught.value.reasons)
     assert torch.equal(layer.w13_weight, before)
+
+
+def test_scales_of_another_block_size_are_refused() -> None:
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
+    method.quant_type = "QuantType.per_1x128"
+    with pytest.raises(Problem, match="per_1x128") as caught:
+        method.process_weights_after_loading(one_rank())
+    assert caught.value.code == "weight_format"
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that claims to be on the GPU with number 5."""
+
+    device = torch.device("cuda", 5)  # type: ignore[assignment]
+
+
+def test_weights_on_another_gpu_than_the_ranks_are_refused() -> None:
+    layer = one_rank()
+    layer.w13_weight = layer.w13_weight.data.as_subclass(OnGpu)
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
+    with pytest.raises(Problem, match="EP rank 0 holds its weights on GPU 5") as caught:
+        method.process_weights_after_loading(layer)
+    assert caught.value.code == "gpu_index"
+
+
+def test_a_layer_with_several_faults_shows_them_all_at_once_and_each_once() -> None:
+    """What ATOM built, what the kernel lacks and what the launch gives are one list."""
+    settings = parse({"MORI_SHMEM_HEAP_SIZE": "1K"})
+    config = SimpleNamespace(**{**LAUNCH, "max_num_batched_tokens": 16, "enable_tbo": True})
+    runtime = make_runtime(
+        swiglu_in_kernel=False,
+        check=lambda layer, method, geometry, taken: startup.reasons_against(
+            startup.support_inputs(config, settings, geometry, layer, method, EDITS, taken)
+        ),
+    )
+    parallel = SimpleNamespace(use_ep=True, ep_size=2, ep_rank=0, use_all2all_kernels=True, tp_size=1, dp_size=2)
+    layer = one_rank(has_bias=True, moe_parallel_config=parallel)
+    method = mega_method_class(Base)("quant", "moe", runtime=runtime)
+    with pytest.raises(Problem) as caught:
+        method.process_weights_after_loading(layer)
+    codes = [r.code for r in caught.value.reasons]
+    assert {"bias", "swiglu_limit", "tbo", "heap_too_small", "hidden_multiple", "arch"} <= set(codes)
+    assert len(codes) == len(set(codes))
+
+
+def test_kernels_of_two_sizes_share_the_heap() -> None:
+    asked: list[int] = []
+    runtime = make_runtime(check=lambda *given: asked.append(given[-1]) or [])
+    method = Base("quant", "moe")
+    first = runtime.geometry(one_rank(), method)
+    assert runtime.geometry(one_rank(), method) == first
+    runtime.geometry(one_rank(top_k=1), method)
+    assert asked == [0, 0, first.heap_bytes]
 
 
 def test_a_kernel_without_limit_needs_an_acknowledgement_and_names_both_figures() -> None:
@@ -220,8 +286,21 @@ def test_a_second_mtpr_is_a_bug_not_a_second_instance() -> None:
         (lambda x, w, i: (x[:0], w[:0], i[:0]), "no_tokens"),
         (lambda x, w, i: (x, w.bfloat16(), i), "weights_dtype"),
         (lambda x, w, i: (x.float(), w, i), "x_dtype"),
+        (lambda x, w, i: (x[:, :128], w, i), "x_shape"),
+        (lambda x, w, i: (x, torch.cat((w, w[:, :1]), 1), torch.cat((i, i[:, :1]), 1)), "routing_shape"),
+        (lambda x, w, i: (x, w, i[:3]), "routing_shape"),
+        (lambda x, w, i: (x, w, i.to("meta")), "device"),
     ],
-    ids=["one token more than mtpr allows", "no tokens", "bf16 weights", "float32 x"],
+    ids=[
+        "one token more than mtpr allows",
+        "no tokens",
+        "bf16 weights",
+        "float32 x",
+        "another hidden size",
+        "a fused shared expert's column",
+        "fewer ids than tokens",
+        "ids elsewhere",
+    ],
 )
 def test_a_batch_that_the_kernel_would_misread_is_refused(spoil, code: str) -> None:
     experts, _ = single()
@@ -383,6 +462,16 @@ def test_warm_up_proves_once_and_then_gives_varied_ids(monkeypatch: pytest.Monke
     assert calls == 5
     warmup.warmup_token_ids(50, runner=runner)
     assert experts.calls == calls
+
+
+def test_a_requested_model_without_a_layer_for_megamoe_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in factory.SWITCHES:
+        monkeypatch.setenv(name, "1")
+    for runtime in (None, make_runtime()):
+        monkeypatch.setattr(factory, "_runtime", runtime)
+        with pytest.raises(Problem) as caught:
+            warmup.warmup_token_ids(50, runner=None)
+        assert caught.value.code == "no_layer"
 
 
 LAUNCH = {

@@ -45,6 +45,7 @@ BREAKS: dict[str, tuple[dict[str, Any], str]] = {
 ONLY_THE_PROCESS_KNOWS = {
     "mori",
     "visible_gpus",
+    "gpu_index",
     "plugin",
     "fused_shared_experts",
     "redundant_experts",
