@@ -67,7 +67,7 @@ class Heap:
     def create(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         return untouched(shape, dtype)
 
-    def peer(self, pointer: int, _mine: int, _other: int) -> int:
+    def peer(self, pointer: int, mine: int, other: int) -> int:
         return pointer
 
 
@@ -93,7 +93,7 @@ def main() -> None:
 
     hip = StandIn(receive)
     upstream.install_torch(CUS)
-    upstream.install_mori(Heap())  # type: ignore[arg-type]
+    upstream.install_mori(Heap())
     megamoe = upstream.load(FLYDSL)
     for name in upstream.MODULES:
         sys.modules[name].torch = LazyTorch()  # type: ignore[attr-defined]

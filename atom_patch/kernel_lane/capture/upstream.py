@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,6 +40,14 @@ here = threading.local()  # .rank: the rank whose host code runs in this thread
 
 def rank() -> int:
     return int(getattr(here, "rank", 0))
+
+
+class SymmetricHeap(Protocol):
+    """What the host code asks of mori.shmem: memory of this rank, and a peer's address for one of ours."""
+
+    def create(self, shape: Any, dtype: torch.dtype) -> torch.Tensor: ...
+
+    def peer(self, pointer: int, mine: int, other: int) -> int: ...
 
 
 class Heap:
@@ -82,7 +90,7 @@ class Heap:
         return self._base[other].ctypes.data + self._start[other] + offset
 
 
-def install_mori(heap: Heap) -> None:
+def install_mori(heap: SymmetricHeap) -> None:
     """mori.shmem and mori.ir.flydsl as the host code imports them."""
     mori, shmem = types.ModuleType("mori"), types.ModuleType("mori.shmem")
     ir, device = types.ModuleType("mori.ir"), types.ModuleType("mori.ir.flydsl")
