@@ -1,8 +1,10 @@
 """Loads FlyDSL's MegaMoE class from one given checkout, and proves that it is that checkout.
 
 FlyDSL's `kernels` is a top-level package that its wheel does not ship; a package of the same name on PyPI is used by
-transformers. So the path goes first on sys.path, and what was imported must lie below it. The files must also be the
-pinned commit's, by git blob id: a checkout of another commit imports just as well and computes something else.
+transformers. So the path goes first on sys.path while it is imported, and what was imported must lie below it. It does
+not stay there: the checkout's `tests`, `scripts` and `tools` would win over those of any other project. The files must
+also be the pinned commit's, by git blob id: a checkout of another commit imports just as well and computes something
+else.
 """
 
 from __future__ import annotations
@@ -116,9 +118,8 @@ def load_megamoe(path: str | Path) -> type[Any]:
     root = Path(path).resolve()
     verify_files(root)
     _refuse_shadow(root)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-        importlib.invalidate_caches()
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
     try:
         module = importlib.import_module("kernels.mega_moe")
         megamoe: type[Any] = module.MegaMoE
@@ -131,6 +132,8 @@ def load_megamoe(path: str | Path) -> type[Any]:
             fix="install flydsl 0.2.4 and the pinned mori wheel, or use the image",
             exit_code=Exit.PRECONDITION,
         ) from error
+    finally:
+        sys.path.remove(str(root))  # later imports of `kernels` go by its own path
     _refuse_shadow(root)
     return megamoe
 

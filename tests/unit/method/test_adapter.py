@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 import types
@@ -382,7 +383,11 @@ def test_kernels_load_from_the_given_path(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path(sys.modules["kernels"].__file__ or "").is_relative_to(tmp_path)
     assert not kernel.accepts_swiglu_limit(loaded)
     assert kernel.accepts_swiglu_limit(reference.MegaMoE)
-    for name in ("kernels", "kernels.mega_moe"):
+    (tmp_path / "kernels/late.py").write_text("here = True\n")
+    (tmp_path / "of_flydsl_only.py").touch()
+    assert importlib.import_module("kernels.late").here, "kernels that are imported later are the checkout's, too"
+    assert importlib.util.find_spec("of_flydsl_only") is None, "its other top-level names are not shown to anybody"
+    for name in ("kernels", "kernels.mega_moe", "kernels.late"):
         del sys.modules[name]
 
 
