@@ -22,6 +22,7 @@ from megamoe_atom.settings import parse
 from megamoe_atom.startup import config_reasons, status_writer
 from megamoe_atom.startup import make_runtime as make_started_runtime
 from megamoe_atom.status import read_status_dir
+from torch.utils._python_dispatch import TorchDispatchMode
 
 EDITS = frozenset({"tile_wait"})
 
@@ -347,19 +348,37 @@ def test_routing_is_read_once_at_warm_up(ids: list[list[int]], weights: list[lis
     assert caught.value.code == code
 
 
-def test_a_call_adds_no_host_sync_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+class NoOperation(TorchDispatchMode):
+    """Refuses every tensor operation, so every allocation and copy, and every launch."""
+
+    def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        raise AssertionError(f"a call ran {func}")
+
+
+def test_a_call_adds_no_host_sync_no_tensor_operation_and_no_print_after_the_first(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     experts, pool = single()
     x, w, i = batch(4)
     experts(hidden_states=x, topk_weights=w, topk_ids=i)
     done = experts.run(x, w, i)
-    pool.get(experts.geometry, experts.layer).forward = lambda *_a: done  # the kernel's own work is not counted
+    modes = []
+
+    def forward(*_inputs: torch.Tensor) -> torch.Tensor:  # the kernel's own work is not counted
+        modes.append(torch.is_inference_mode_enabled())
+        return done
+
+    pool.get(experts.geometry, experts.layer).forward = forward
 
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("host sync")
 
     for name in ("item", "__int__", "__bool__", "__float__", "tolist", "cpu", "nonzero"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    assert experts(hidden_states=x, topk_weights=w, topk_ids=i) is done
+    with torch.inference_mode(), NoOperation():
+        assert experts(hidden_states=x, topk_weights=w, topk_ids=i) is done
+    assert modes == [False], "the kernel is called outside inference mode, which ATOM's forward is in"
+    assert capfd.readouterr() == ("", "")
 
 
 # ---- kernel ----------------------------------------------------------------------------------------------------------
