@@ -26,7 +26,6 @@ def support_inputs(
     """ATOM's config, the environment, one layer, this machine and the kernels' edits, as support.py takes them."""
     parallel = layer.moe_parallel_config
     launch = SupportInputs(
-        tp_size=int(parallel.tp_size),
         dp_size=int(parallel.dp_size),
         heap_bytes=settings.heap_bytes,
         heap_taken_bytes=taken,
@@ -61,6 +60,8 @@ def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> Suppor
     tokens = int(config.max_num_batched_tokens)
     return replace(
         launch,
+        # Not the layer's: ATOM gives it 1 whenever experts are divided. With DP attention the config's is 1, too.
+        tp_size=int(config.tensor_parallel_size),
         dp_attention=bool(config.enable_dp_attention),
         pcp_size=int(config.prefill_context_parallel_size),
         tbo=bool(config.enable_tbo or config.enable_tbo_decode),

@@ -187,9 +187,9 @@ def reasons_against(config: SupportInputs) -> list[Reason]:
     refuse(
         c.tp_size > 1,
         "tp",
-        f"the experts' tensor parallel size is {c.tp_size}",
+        f"tensor parallel size is {c.tp_size}",
         f"TP ranks hold the same tokens, so the summed routed output would be {c.tp_size} times too large",
-        "use data parallel attention instead of TP",
+        "pass --enable-dp-attention, which turns the TP ranks into DP ranks",
     )
     refuse(
         c.dp_size <= 1,

@@ -200,7 +200,8 @@ def runtime() -> dict[str, object]:
 
     heap = meta_machine()
     config = SimpleNamespace(
-        enable_dp_attention=True, prefill_context_parallel_size=1, enable_tbo=False, enable_tbo_decode=False,
+        tensor_parallel_size=1, enable_dp_attention=True, prefill_context_parallel_size=1,
+        enable_tbo=False, enable_tbo_decode=False,
         eplb_enable=False, plugin_config=None, max_num_batched_tokens=8192,
         hf_config=SimpleNamespace(n_shared_experts=1),
     )  # fmt: skip
