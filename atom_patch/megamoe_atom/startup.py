@@ -24,9 +24,7 @@ def support_inputs(
     config: Any, settings: Settings, geometry: Geometry, layer: Any, method: Any, edits: frozenset[str], taken: int
 ) -> SupportInputs:
     """ATOM's config, the environment, one layer, this machine and the kernels' edits, as support.py takes them."""
-    parallel = layer.moe_parallel_config
     launch = SupportInputs(
-        dp_size=int(parallel.dp_size),
         heap_bytes=settings.heap_bytes,
         heap_taken_bytes=taken,
         quant=geometry.quant,
@@ -62,6 +60,8 @@ def _of_config(launch: SupportInputs, config: Any, settings: Settings) -> Suppor
         launch,
         # Not the layer's: ATOM gives it 1 whenever experts are divided. With DP attention the config's is 1, too.
         tp_size=int(config.tensor_parallel_size),
+        dp_size=int(config.parallel_config.data_parallel_size),
+        ep_enabled=bool(config.enable_expert_parallel),
         dp_attention=bool(config.enable_dp_attention),
         pcp_size=int(config.prefill_context_parallel_size),
         tbo=bool(config.enable_tbo or config.enable_tbo_decode),

@@ -157,7 +157,7 @@ QUANT = SimpleNamespace(quant_type=QuantType.per_1x32, quant_dtype=aiter.dtypes.
 def config(**change: object) -> SimpleNamespace:
     base = {
         "enable_dp_attention": True, "enable_expert_parallel": True, "moe_ep_flatten_tp_across_dp": False,
-        "parallel_config": SimpleNamespace(data_parallel_size_local=1), "eplb_enable": False,
+        "parallel_config": SimpleNamespace(data_parallel_size_local=1, data_parallel_size=WORLD), "eplb_enable": False,
         "plugin_config": None,
         "eplb_config": SimpleNamespace(num_redundant_experts=0), "torch_dtype": torch.bfloat16,
         "max_num_batched_tokens": MTPR, "compilation_config": SimpleNamespace(static_forward_context={}),
@@ -294,6 +294,8 @@ def refusals() -> dict[str, object]:
     codes: dict[str, object] = {}
     environment = {"ATOM_FLYDSL_KERNELS_PATH": "/nonexistent"}
     for name, change in (
+        ("tp", {"tensor_parallel_size": 8}), ("ep_off", {"enable_expert_parallel": False}),
+        ("dp", {"parallel_config": SimpleNamespace(data_parallel_size_local=1, data_parallel_size=1)}),
         ("dp_attention", {"enable_dp_attention": False}), ("eplb", {"eplb_enable": True}), ("tbo", {"enable_tbo": True}),  # noqa: E501 - a table
         ("pcp", {"prefill_context_parallel_size": 2}), ("flydsl_path", {}),
     ):  # fmt: skip

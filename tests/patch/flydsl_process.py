@@ -201,6 +201,7 @@ def runtime() -> dict[str, object]:
     heap = meta_machine()
     config = SimpleNamespace(
         tensor_parallel_size=1, enable_dp_attention=True, prefill_context_parallel_size=1,
+        enable_expert_parallel=True, parallel_config=SimpleNamespace(data_parallel_size=8),
         enable_tbo=False, enable_tbo_decode=False,
         eplb_enable=False, plugin_config=None, max_num_batched_tokens=8192,
         hf_config=SimpleNamespace(n_shared_experts=1),
@@ -210,7 +211,7 @@ def runtime() -> dict[str, object]:
     def meta(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device="meta")
 
-    parallel = SimpleNamespace(use_ep=True, ep_size=8, ep_rank=3, tp_size=1, dp_size=8, use_all2all_kernels=True)
+    parallel = SimpleNamespace(use_ep=True, ep_size=8, ep_rank=3, use_all2all_kernels=True)
     layer = SimpleNamespace(
         layer_name="layers.0", moe_parallel_config=parallel, moe_config=SimpleNamespace(max_num_tokens=8192),
         global_num_experts=g.experts, local_num_experts=48, num_redundant_experts=0, num_fused_shared_experts=0,

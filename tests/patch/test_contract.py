@@ -13,7 +13,6 @@ from megamoe_atom.method import _WEIGHTS
 # Module and function of the adapter -> the variables that are ATOM's objects there.
 ATOMS = {
     ("support", "of_layer"): {"layer", "method", "parallel"},
-    ("startup", "support_inputs"): {"parallel"},
     ("startup", "_of_config"): {"config"},
     ("startup", "make_runtime"): {"config"},
     ("factory", "geometry"): {"layer", "method", "parallel"},

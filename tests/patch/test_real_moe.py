@@ -64,7 +64,7 @@ def test_requested_eight_ranks_run_on_the_adapter(edited: Path) -> None:
 def test_launches_that_cannot_work_are_refused_by_code(edited: Path) -> None:
     result = scenario(edited, "refusals")
     assert all(code in found for code, found in result.items()), result  # type: ignore[operator]
-    assert len(result) == 5
+    assert len(result) == 8
 
 
 def test_a_whole_start_goes_through_make_runtime_and_leaves_evidence_of_every_rank(edited: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_layer_with_several_faults_shows_them_all_at_once_and_each_once() -> N
             startup.support_inputs(config, settings, geometry, layer, method, EDITS, taken)
         ),
     )
-    parallel = SimpleNamespace(use_ep=True, ep_size=2, ep_rank=0, use_all2all_kernels=True, dp_size=2)
+    parallel = SimpleNamespace(use_ep=True, ep_size=2, ep_rank=0, use_all2all_kernels=True)
     layer = one_rank(has_bias=True, moe_parallel_config=parallel)
     method = mega_method_class(Base)("quant", "moe", runtime=runtime)
     with pytest.raises(Problem) as caught:
@@ -500,6 +500,7 @@ def test_a_requested_model_without_a_layer_for_megamoe_stops_the_start(monkeypat
 
 LAUNCH = {
     "tensor_parallel_size": 1, "enable_dp_attention": True, "prefill_context_parallel_size": 1,
+    "parallel_config": SimpleNamespace(data_parallel_size=2), "enable_expert_parallel": True,
     "enable_tbo": False, "enable_tbo_decode": False,
     "eplb_enable": False,
     "plugin_config": None,
@@ -517,6 +518,8 @@ def test_a_good_launch_has_no_reason_against_it() -> None:
     [
         ({"enable_dp_attention": False}, {}),
         ({"tensor_parallel_size": 8}, {}),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=1)}, {}),
+        ({"enable_expert_parallel": False}, {}),
         ({"enable_tbo": True}, {}),
         ({"eplb_enable": True}, {}),
         ({"plugin_config": SimpleNamespace(is_vllm=True)}, {}),
