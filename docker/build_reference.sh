@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the reference image without a registry and prints its image ID on stdout (all else goes to stderr).
 #   docker/build_reference.sh [--tag TAG] [--base BASE_TAG]
-# 1. a Debian base by debootstrap, unless it is there; 2. a wheelhouse, resolved here with hashes; 3. docker build, offline.
+# 1. a wheelhouse, resolved here with hashes; 2. a Debian base by debootstrap, unless it is there; 3. docker build, offline.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/lib/base_image.sh
@@ -38,11 +38,7 @@ if [[ -d $root_dir ]]; then
         "the build would stop half-way" "free some space there"
 fi
 
-# 1. base
-: "${base:=megamoe-base:$(base_recipe "${BASE_PACKAGES[@]}" | cut -c1-12)}"
-ensure_base_image "$base" "${BASE_PACKAGES[@]}"
-
-# 2. wheelhouse: one folder per pair of locks, complete or absent
+# 1. wheelhouse: one folder per pair of locks, complete or absent
 locks=$(cat requirements/engine.lock requirements/build.lock | sha256sum | cut -c1-12)
 wheelhouse=$state/wheelhouse-$locks
 if [[ ! -d $wheelhouse ]]; then
@@ -65,6 +61,10 @@ if [[ ! -d $wheelhouse ]]; then
     mv -T "$partial" "$wheelhouse"
     trap - EXIT
 fi
+
+# 2. base
+: "${base:=megamoe-base:$(base_recipe "${BASE_PACKAGES[@]}" | cut -c1-12)}"
+ensure_base_image "$base" "${BASE_PACKAGES[@]}"
 
 # 3. image. The context is a tar stream: names sorted, times fixed, nothing that the allow-list does not name.
 pin() { python3 -c 'import sys, tomllib; v = tomllib.load(open("docker/pins.toml", "rb"))

@@ -75,23 +75,42 @@ ensure_base_image() { # TAG PACKAGE...
     (make_base_image "$tag" "$recipe" "$state" "$@")
 }
 
-make_base_image() { # TAG RECIPE STATE PACKAGE...; in a subshell of its own, so that the trap is ours
+# The suite's minimal system, from which every base of the day is made: a tar of debootstrap's tree, whole or absent.
+# Two bases made at once take turns here. Errors are passed on by hand: bash ignores `set -e` left of an `||`. Its package lists age, and the mirror drops what they name: after a day, anew.
+make_minimal() { # STATE; in a subshell of its own, so that lock and trap are ours
     set -euo pipefail
-    local tag=$1 recipe=$2 state=$3 root mirror log
-    shift 3
-    root=$(mktemp -d "$state/base.XXXXXX")
-    log=$state/base.log
+    local state=$1 tar=$1/minimal-$BASE_SUITE.tar log=$1/minimal.log root mirror
+    exec {lock}>"$state/minimal.lock"
+    flock "$lock"
+    if [[ -n $(find "$tar" -mmin -1440 2>/dev/null) ]]; then
+        return 0
+    fi
+    root=$(mktemp -d "$state/minimal.XXXXXX")
     # One file system: a mount that survived (it should not) is never deleted through.
-    # shellcheck disable=SC2064 # the value of now is meant
-    trap "rm -rf --one-file-system '$root'" EXIT
+    # shellcheck disable=SC2064 # the values of now are meant
+    trap "rm -rf --one-file-system '$root' '$tar.part'" EXIT
     mirror=$(base_mirror)
-    echo "making base $tag: debootstrap $BASE_SUITE, then ${*:-no packages}" >&2
+    echo "debootstrap $BASE_SUITE" >&2
     if ! debootstrap --variant=minbase --cache-dir="$state/debs" "$BASE_SUITE" "$root" ${mirror:+"$mirror"} >"$log" 2>&1; then
         tail -n 5 "$log" >&2
         base_error "debootstrap of $BASE_SUITE failed (whole log: $log)" "the base image cannot be made without a Debian mirror" \
             "check the network to the mirror, or name another in MEGAMOE_DEBIAN_MIRROR"
         return 3
     fi
+    tar --create --numeric-owner --xattrs --one-file-system --file "$tar.part" -C "$root" . && mv "$tar.part" "$tar"
+}
+
+make_base_image() { # TAG RECIPE STATE PACKAGE...; in a subshell of its own, so that the trap is ours
+    set -euo pipefail
+    local tag=$1 recipe=$2 state=$3 root log
+    shift 3
+    (make_minimal "$state") || return
+    root=$(mktemp -d "$state/base.XXXXXX")
+    log=$root.log
+    # shellcheck disable=SC2064 # the value of now is meant
+    trap "rm -rf --one-file-system '$root'" EXIT
+    echo "making base $tag: $BASE_SUITE with ${*:-nothing more}" >&2
+    tar --extract --numeric-owner --xattrs --same-permissions --file "$state/minimal-$BASE_SUITE.tar" -C "$root" || return
     if ! unshare --mount bash -c "$BASE_INSTALL" install "$root" "$@" >>"$log" 2>&1; then
         tail -n 5 "$log" >&2
         base_error "installing ${*} into the base failed (whole log: $log)" "the image needs these packages" \
@@ -108,6 +127,7 @@ make_base_image() { # TAG RECIPE STATE PACKAGE...; in a subshell of its own, so 
     rm -rf "$root"/usr/share/man/* "$root"/usr/share/locale/* "$root"/usr/share/info/*
     find "$root/usr/share/doc" -type f ! -name copyright -delete
     tar --create --numeric-owner --sort=name --mtime=@0 --one-file-system --xattrs -C "$root" . |
-        docker import --change "LABEL $BASE_LABEL=$recipe" --change 'CMD ["bash"]' - "$tag" >/dev/null
+        docker import --change "LABEL $BASE_LABEL=$recipe" --change 'CMD ["bash"]' - "$tag" >/dev/null || return
+    rm -f "$log" # kept where it says why a base could not be made
     echo "base $tag is $(docker image inspect --format '{{.Id}}' "$tag")" >&2
 }

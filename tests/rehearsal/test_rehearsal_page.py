@@ -9,8 +9,9 @@ from megamoe.rehearse.page import to_html
 
 def envelope(**data: Any) -> dict[str, Any]:
     phases = [
-        {"name": "reference image", "status": "pass", "seconds": 30.0, "note": ""},
-        {"name": "roll out with site.yml", "status": "fail", "seconds": 70.0, "note": "changed 3 on 2 hosts"},
+        {"name": "host image", "status": "pass", "began": 0.0, "seconds": 20.0, "note": ""},
+        {"name": "reference image", "status": "pass", "began": 0.0, "seconds": 30.0, "note": ""},
+        {"name": "roll out with site.yml", "status": "fail", "began": 30.0, "seconds": 70.0, "note": "changed 3"},
     ]
     return {
         "status": "fail",
@@ -24,12 +25,13 @@ def test_the_first_cause_the_verdicts_and_the_time_of_each_play_are_on_the_page(
     page = to_html(
         envelope(
             verdicts=[{"host": "node1", "check": "gate", "status": "fail", "said": "1 of 64"}],
-            plays=[{"name": "Roll out to the canary", "seconds": 35.0}],
+            plays=[{"name": "Prepare", "seconds": 5.0}, {"name": "Roll out to the canary", "seconds": 35.0}],
             hosts={"node1": {"changed": 3, "failures": 1}},
             serving=["node2"],
         )
     )
-    for words in ("First cause", "0.02 &lt; 0.60", "1 of 64", "Roll out to the canary", "width:35.0%", "100 s"):
+    bar = "margin-left:35.0%; width:35.0%"
+    for words in ("First cause", "0.02 &lt; 0.60", "1 of 64", "Roll out to the canary", bar, "100 s"):
         assert words in page
 
 

@@ -40,7 +40,7 @@ def folder_for(settings: Settings, model: Path) -> Path:
     return settings.state / "baseline" / key.hexdigest()[:16]
 
 
-def ensure_baseline(settings: Settings, tag: str, image: str, model: Path, log: Path) -> tuple[Path, bool]:
+def ensure_baseline(settings: Settings, tag: str, model: Path, log: Path) -> tuple[Path, bool]:
     """Runs the dense engine over the questions unless that was done; returns the folder and whether it was made now.
 
     Raises:
@@ -66,7 +66,7 @@ def ensure_baseline(settings: Settings, tag: str, image: str, model: Path, log: 
             [
                 sys.executable, "-m", "megamoe", "gsm8k", f"http://{address}:8000", "--dataset", str(dataset),
                 "--out", str(out), "--policy", POLICY, "--concurrency", "8", "--max-gen-toks", "64",
-                "--server-started", started["State"]["StartedAt"], "--image-digest", image.split("@")[-1], "--fresh",
+                "--server-started", started["State"]["StartedAt"], "--image-digest", started["Image"], "--fresh",
                 *(["--fewshot", str(settings.fewshot)] if settings.fewshot else []),
             ],
             settings.root, log, "dense baseline", timeout_s=900,

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 from megamoe_atom.problem import Exit, Problem
 
+from megamoe.rehearse.beside import program
 from megamoe.rehearse.engine import docker, inspect
 from megamoe.rehearse.settings import LABEL, PREFIX, Settings
 
@@ -126,16 +127,10 @@ def run_logged(
     with log.open("ab") as out:
         offset = out.tell()
         try:
-            done = subprocess.run(
-                argv,
-                cwd=cwd,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                timeout=timeout_s,
-                check=False,
-                env={**os.environ, **(environ or {})},
-                text=True,
-            )
+            with program(
+                argv, cwd=cwd, stdout=subprocess.PIPE, stderr=out, env={**os.environ, **(environ or {})}
+            ) as process:
+                said, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise Problem(
                 "rehearse_build",
@@ -144,12 +139,12 @@ def run_logged(
                 why="a build that hangs is usually a mirror that does not answer",
                 fix=f"read {log}",
             ) from error
-    if done.returncode:
+    if process.returncode:
         lines = log.read_bytes()[offset:].decode(errors="replace").strip().splitlines() or [
-            done.stdout.strip() or "no message"
+            said.strip() or "no message"
         ]
         first = next((line for line in lines if line.startswith("error:")), lines[-1])
-        code = Exit(done.returncode) if done.returncode in (2, 3, 4) else Exit.CHECK_FAILED
+        code = Exit(process.returncode) if process.returncode in (2, 3, 4) else Exit.CHECK_FAILED
         raise Problem(
             "rehearse_build",
             exit_code=code,
@@ -157,4 +152,4 @@ def run_logged(
             why="the rehearsal needs it before it can go on",
             fix=f"the whole log is {log}",
         )
-    return done.stdout
+    return said

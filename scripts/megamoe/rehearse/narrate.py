@@ -6,15 +6,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 
 @dataclass(slots=True)
 class Phase:
-    """One step a person can name. seconds is None while it runs; status is a word of the envelope."""
+    """One step a person can name. began: seconds after the start; seconds is None while it runs; status is a word of
+    the envelope. Phases may overlap, so their seconds may add up to more than the whole took."""
 
     name: str
+    began: float = 0.0
     status: str = "running"
     seconds: float | None = None
     note: str = ""
@@ -34,7 +36,7 @@ class Narrator:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        entry = Phase(name)
+        entry = Phase(name, round(time.monotonic() - self.started, 1))
         self.phases.append(entry)
         self.line(f"{name} ...")
         begun = time.monotonic()
@@ -50,4 +52,4 @@ class Narrator:
         self.line(f"{name}: {entry.status}, {entry.seconds:.1f} s" + (f" ({entry.note})" if entry.note else ""))
 
     def as_data(self) -> list[dict[str, Any]]:
-        return [{"name": p.name, "status": p.status, "seconds": p.seconds, "note": p.note} for p in self.phases]
+        return [asdict(phase) for phase in self.phases]

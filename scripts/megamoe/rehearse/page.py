@@ -31,10 +31,10 @@ td.long, td .soft { overflow-wrap:anywhere } .bar { background:var(--accent); he
 {% endfor %}</tbody></table></section>{% endif %}
 <section><h2>Where the time went ({{ "%.0f"|format(total) }} s)</h2><table><tbody>
 {% for p in phases %}<tr><td>{{ p.name }}{% if p.note %}<br><span class="soft">{{ p.note }}</span>{% endif %}</td>
-<td class="status {{ p.status }}">{{ p.status }}</td><td class="wide"><div class="bar" style="width:{{ p.share }}%"></div></td>
+<td class="status {{ p.status }}">{{ p.status }}</td><td class="wide"><div class="bar" style="margin-left:{{ p.from }}%; width:{{ p.share }}%"></div></td>
 <td class="n">{{ "%.1f"|format(p.seconds or 0) }}</td></tr>
 {% for play in p.plays %}<tr><td class="soft">&nbsp;&nbsp;{{ play.name }}</td><td></td>
-<td class="wide"><div class="bar" style="width:{{ play.share }}%; opacity:.5"></div></td><td class="n">{{ "%.1f"|format(play.seconds) }}</td></tr>
+<td class="wide"><div class="bar" style="margin-left:{{ play.from }}%; width:{{ play.share }}%; opacity:.5"></div></td><td class="n">{{ "%.1f"|format(play.seconds) }}</td></tr>
 {% endfor %}{% endfor %}</tbody></table></section>
 <section><h2>What ran</h2><dl>{% for k, v in facts %}<dt>{{ k }}</dt><dd>{{ v }}</dd>{% endfor %}</dl></section>
 {% if next %}<section><h2>What to try next</h2><ul>{% for n in next %}<li><code>{{ n }}</code></li>{% endfor %}</ul></section>{% endif %}
@@ -50,19 +50,22 @@ def to_html(envelope: dict[str, Any]) -> str:
     """
     data = envelope.get("data") or {}
     phases = data.get("phases", [])
-    total = sum(p["seconds"] or 0.0 for p in phases)
+    total = max((p["began"] + (p["seconds"] or 0.0) for p in phases), default=0.0)
 
-    def share(seconds: float | None) -> float:
-        return round(100 * (seconds or 0.0) / total, 1) if total else 0.0
-
-    rows = [
-        {
-            **p,
-            "share": share(p["seconds"]),
-            "plays": _plays(data, share) if p["name"] == "roll out with site.yml" else [],
+    def bar(began: float, seconds: float | None) -> dict[str, float]:
+        """Where the bar begins and how long it is, in percent of the whole."""
+        return {
+            "from": round(100 * began / total, 1) if total else 0.0,
+            "share": round(100 * (seconds or 0.0) / total, 1) if total else 0.0,
         }
-        for p in phases
-    ]
+
+    rows = []
+    for phase in phases:
+        plays, at = [], phase["began"]
+        for play in data.get("plays", []) if phase["name"] == "roll out with site.yml" else []:
+            plays.append({**play, **bar(at, play["seconds"])})
+            at += play["seconds"]
+        rows.append({**phase, **bar(phase["began"], phase["seconds"]), "plays": plays})
     facts = [(k, data[k]) for k in ("nodes", "fault", "selftest", "image", "run") if k in data]
     facts += sorted((data.get("look_at") or {}).items())
     return Environment(autoescape=True, trim_blocks=True).from_string(_PAGE).render(
@@ -70,7 +73,3 @@ def to_html(envelope: dict[str, Any]) -> str:
         verdicts=data.get("verdicts", []), hosts=sorted((data.get("hosts") or {}).items()),
         serving=data.get("serving", []), phases=rows, total=total, facts=facts, next=data.get("next", []),
     ) + "\n"  # fmt: skip
-
-
-def _plays(data: dict[str, Any], share: Any) -> list[dict[str, Any]]:
-    return [{**play, "share": share(play["seconds"])} for play in data.get("plays", [])]

@@ -16,6 +16,7 @@ from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding, Outcome, as_json, outcome_of_problem
 from megamoe.rehearse import baseline, checks, cluster, images, model
+from megamoe.rehearse.beside import side_by_side
 from megamoe.rehearse.judge import judge_run, look_at
 from megamoe.rehearse.lock import held
 from megamoe.rehearse.narrate import Narrator
@@ -44,21 +45,17 @@ def rehearse(settings: Settings) -> Outcome:
             with narrator.phase("check this machine") as phase:
                 facts = checks.require(settings, images_ready=images.have_all(settings.root))
                 phase.note = f"{min(facts.disk_free_gib.values(), default=0):.0f} GiB free"
-            with narrator.phase("host image") as phase:
-                phase.note = host_image = images.ensure_host_image(settings, build_log)
-            with narrator.phase("reference image"):
-                tag = images.ensure_reference_image(settings, build_log)
-            with narrator.phase("model"):
-                model_dir = model.ensure_model(settings, build_log)
+            (host_image, model_dir), tag = side_by_side(
+                lambda: _host_image_and_model(settings, narrator, folder),
+                lambda: _reference_image(settings, narrator, build_log),
+            )
             with narrator.phase("nodes, registry, gateway") as phase:
                 made = cluster.up(settings, host_image, model_dir)
                 cluster.wait_ready(settings)
                 phase.note = "made: " + ", ".join(made) if made else "all there already"
-            with narrator.phase("push image by digest") as phase:
-                image = phase.note = images.push(settings, tag)
-            with narrator.phase("dense answers to compare with") as phase:
-                dense, fresh = baseline.ensure_baseline(settings, tag, image, model_dir, build_log)
-                phase.note = "asked now" if fresh else "kept from an earlier run"
+            image, dense = side_by_side(
+                lambda: _push(settings, narrator, tag), lambda: _dense(settings, narrator, tag, model_dir, build_log)
+            )
             cluster.write_inventory_data(settings, image, dense, folder)
             with narrator.phase("roll out with site.yml") as phase:
                 play = run_site(settings, folder, narrator)
@@ -100,6 +97,33 @@ def rehearse(settings: Settings) -> Outcome:
         return outcome
 
 
+def _host_image_and_model(settings: Settings, narrator: Narrator, folder: Path) -> tuple[str, Path]:
+    """Two steps of the other core while the engine's image, the longest of all, is built."""
+    log = folder / "nodes.log"  # its own: a failure shows the last lines of its log
+    with narrator.phase("host image") as phase:
+        phase.note = host_image = images.ensure_host_image(settings, log)
+    with narrator.phase("model"):
+        return host_image, model.ensure_model(settings, log)
+
+
+def _reference_image(settings: Settings, narrator: Narrator, log: Path) -> str:
+    with narrator.phase("reference image"):
+        return images.ensure_reference_image(settings, log)
+
+
+def _push(settings: Settings, narrator: Narrator, tag: str) -> str:
+    with narrator.phase("push image by digest") as phase:
+        phase.note = images.push(settings, tag)
+        return phase.note
+
+
+def _dense(settings: Settings, narrator: Narrator, tag: str, model_dir: Path, log: Path) -> Path:
+    with narrator.phase("dense answers to compare with") as phase:
+        dense, fresh = baseline.ensure_baseline(settings, tag, model_dir, log)
+        phase.note = "asked now" if fresh else "kept from an earlier run"
+        return dense
+
+
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
     """TERM, as a CI sends it, takes the same way out as Ctrl-C, so that Ansible is stopped and not orphaned.
 
@@ -137,13 +161,14 @@ def tear_down(settings: Settings) -> Outcome:
 def _remove_caches(state: Path) -> list[str]:
     """Removes what the build steps keep in .state between runs; returns what went."""
     gone = []
-    for name in ("model", "gguf", "debs"):
-        if (state / name).is_dir():
-            shutil.rmtree(state / name)
-            gone.append(f"folder .state/{name}")
-    for path in sorted(state.glob("wheelhouse-*")):
-        shutil.rmtree(path)
-        gone.append(f"folder .state/{path.name}")
+    for name in ("model", "gguf", "debs", "wheelhouse-*", "minimal*", "base.*", "build_reference.log"):
+        for path in sorted(state.glob(name)):
+            kind = "folder" if path.is_dir() else "file"
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            gone.append(f"{kind} .state/{path.name}")
     return gone
 
 
@@ -162,9 +187,9 @@ def _run_folder(settings: Settings) -> Path:
 def _text(outcome: Outcome, narrator: Narrator) -> str:
     """The summary a person reads last: phases with seconds, verdicts, where things are, what to try next."""
     total = time.monotonic() - narrator.started
-    lines = ["phase                              status      seconds"]
-    lines += [f"{p.name:<34} {p.status:<10} {p.seconds or 0:>8.1f}" for p in narrator.phases]
-    lines.append(f"{'total':<34} {'':<10} {total:>8.1f}")
+    lines = ["phase                              status        began  seconds"]
+    lines += [f"{p.name:<34} {p.status:<10} {p.began:>8.1f} {p.seconds or 0:>8.1f}" for p in narrator.phases]
+    lines.append(f"{'total (some ran side by side)':<34} {'':<10} {'':>8} {total:>8.1f}")
     verdicts: list[dict[str, Any]] = outcome.data.get("verdicts", [])
     if verdicts:
         lines += ["", "host       check    verdict"]
