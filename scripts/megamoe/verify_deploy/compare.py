@@ -8,202 +8,94 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from megamoe.deploy.sizes import human
 from megamoe.plan.container import ContainerSpec, digest_of
+from megamoe.verify_deploy.arguments import argument_rows
+from megamoe.verify_deploy.environment import environment_rows
+from megamoe.verify_deploy.rows import MISSING, Row, compared, is_whole, listed, mapping, simple, unknown, words
 
-State = Literal["same", "drift", "unknown"]
 DEFAULT_SHM = 64 << 20  # what both engines give a private ipc namespace
-_MISSING = object()
+DEFAULT_STOP_S = 10  # what docker gives a container that was made without --stop-timeout, and then does not print
+IDENTITY = "image digest"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One compared field; planned and running are shown as text."""
-
-    field: str
-    state: State
-    planned: str
-    running: str
-
-
-def compare(spec: ContainerSpec, inspect: dict[str, Any], spelled: frozenset[str] = frozenset()) -> list[Row]:
+def compare(
+    spec: ContainerSpec,
+    inspect: dict[str, Any],
+    spelled: frozenset[str] = frozenset(),
+    image_env: Mapping[str, str] | None = None,
+) -> list[Row]:
     """Every field of the plan, in a fixed order. `inspect` is one element of the engine's list.
 
     Args:
         spelled: environment names that DEPLOY itself gives: missing, they are drift even in a shortened inspection.
+        image_env: environment of the image; None when only the container was inspected.
     """
-    config, host = _mapping(inspect, "Config"), _mapping(inspect, "HostConfig")
-    rows = [_state(inspect), _image(spec, inspect), *_args(spec, inspect, config), *_env(spec, config, spelled)]
+    config, host = mapping(inspect, "Config"), mapping(inspect, "HostConfig")
+    rows = [_state(inspect), _image(spec, inspect), *argument_rows(spec.command, inspect, config)]
+    rows += environment_rows(spec.env, config, spelled, image_env)
     ipc = _ipc_mode(inspect, config, host)
-    rows += [_name(spec, inspect), _ipc(spec, ipc), _shm(spec, ipc, host), _init(spec, host)]
-    rows.append(_simple("stop_timeout", spec.stop_timeout, _get(config, "StopTimeout", _get(host, "StopTimeout"))))
-    rows.append(_network(spec, host))
-    rows += _devices(spec, host)
-    rows.append(_groups(spec, host))
-    rows.append(_ulimits(spec, host))
+    rows += [_name(spec, inspect), simple("ipc", spec.ipc_mode, ipc), _shm(spec, ipc, host), _init(spec, inspect, host)]
+    rows += [_stop_timeout(spec, inspect, config, host), _network(spec, host), *_devices(spec, host)]
+    rows += [_groups(spec, config, host), _ulimits(spec, inspect, host), *_resources(inspect, host)]
     rows += [
-        _words("security_opts", spec.security_opts, _security(spec, host)),
-        _words("cap_add", spec.cap_add, _caps(host, "CapAdd")),
-        _words("cap_drop", spec.cap_drop, _dropped(spec, inspect, host)),
-    ]
-    rows += [
-        _simple("privileged", spec.privileged, _get(host, "Privileged")),
-        _simple("read_only", spec.read_only, _get(host, "ReadonlyRootfs")),
+        words("security_opts", spec.security_opts, _security(spec, host)),
+        words("cap_add", spec.cap_add, _caps(host, "CapAdd")),
+        words("cap_drop", spec.cap_drop, _dropped(spec, inspect, host)),
+        *_pid_mode(host),
+        simple("privileged", spec.privileged, host.get("Privileged", MISSING)),
+        simple("read_only", spec.read_only, host.get("ReadonlyRootfs", MISSING)),
         _volumes(spec, inspect, host),
-        _restart(spec, host),
+        *_tmpfs(spec, inspect, host),
+        *_ports(spec, host),
+        simple("restart_policy", spec.restart_policy, _restart(host)),
     ]
     if spec.user is not None:
-        rows.append(_simple("user", spec.user, _get(config, "User")))
-    rows += _labels(spec, config)
+        rows.append(simple("user", spec.user, config.get("User", MISSING)))
+    rows += [*_healthcheck(spec, inspect, config), *_labels(spec, config)]
     return rows
 
 
-def _mapping(node: dict[str, Any], key: str) -> dict[str, Any]:
-    value = node.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _get(node: dict[str, Any], key: str, default: Any = _MISSING) -> Any:
-    return node.get(key, default)
-
-
-def _row(field: str, planned: Any, running: Any, same: bool) -> Row:
-    return Row(field, "same" if same else "drift", str(planned), str(running))
-
-
-def _unknown(field: str, planned: Any, why: str = "not in the inspection") -> Row:
-    return Row(field, "unknown", str(planned), why)
-
-
-def _simple(field: str, planned: Any, running: Any) -> Row:
-    if running is _MISSING or running is None:
-        return _unknown(field, planned)
-    return _row(field, planned, running, running == planned)
-
-
 def _state(inspect: dict[str, Any]) -> Row:
-    state = _mapping(inspect, "State")
-    status = _get(state, "Status", _get(state, "Running"))
-    if status is _MISSING:
-        return _unknown("state", "running")
-    shown = "running" if status is True else "not running" if status is False else str(status)
+    state = mapping(inspect, "State")
+    status = next((s for s in (state.get("Status"), state.get("Running")) if isinstance(s, (str, bool))), None)
+    if status is None:
+        return unknown("state", "running")
+    shown = "running" if status is True else "not running" if status is False else status
     if shown != "running" and "ExitCode" in state:
         shown += f" (exit code {state['ExitCode']}{', out of memory' if state.get('OOMKilled') is True else ''})"
-    return _row("state", "running", shown, shown == "running")
+    return compared("state", "running", shown, shown == "running")
 
 
 def _image(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
     wanted = digest_of(spec.image)
-    texts = inspect.get("RepoDigests")
-    seen = [str(t) for t in texts] if isinstance(texts, list) else []
-    seen += [
-        str(v)
-        for v in (inspect.get("ImageDigest"), inspect.get("ImageName"), _mapping(inspect, "Config").get("Image"))
-        if v
-    ]
-    found = list(dict.fromkeys(d for text in seen if (d := digest_of(text))))
-    ident = digest_of(str(inspect.get("Image", ""))) or str(inspect.get("Image", ""))
+    planned = f"sha256:{wanted}"
+    image = inspect.get("Image")
+    ident = (digest_of(image) or image) if isinstance(image, str) else ""
     if spec.image.startswith("sha256:"):  # a loaded archive is pinned by image id
-        return (
-            _row("image digest", f"sha256:{wanted}", ident or "none", ident == wanted)
-            if ident
-            else _unknown("image digest", f"sha256:{wanted}")
-        )
+        return compared(IDENTITY, planned, ident, ident == wanted) if ident else unknown(IDENTITY, planned)
+    # Config.Image names what was asked for; a RepoDigests list or ImageDigest says what it is, so those decide.
+    real = _digests(listed(inspect.get("RepoDigests"))) or _digests([inspect.get("ImageDigest")])
+    found = real or _digests([inspect.get("ImageName"), mapping(inspect, "Config").get("Image")])
     if not found:
-        return _unknown(
-            "image digest",
-            f"sha256:{wanted}",
-            f"no digest in the inspection (image id {ident[:12] or 'none'}); add the image's RepoDigests",
-        )
-    # Config.Image names what was asked for; a RepoDigests list or ImageDigest says what it is, so that one decides.
-    real = [d for d in (digest_of(str(t)) for t in (texts if isinstance(texts, list) else [])) if d] or found
-    return _row("image digest", f"sha256:{wanted}", ", ".join(f"sha256:{d}" for d in real), wanted in real)
+        why = f"no digest in the inspection (image id {ident[:12] or 'none'}); add the image's RepoDigests"
+        return unknown(IDENTITY, planned, why)
+    return compared(IDENTITY, planned, ", ".join(f"sha256:{d}" for d in found), wanted in found)
 
 
-def _pairs(words: list[str]) -> dict[str, tuple[str, ...]]:
-    """Flags with their values; --a=b is --a b, and aliases of ATOM are one name."""
-    alias = {
-        "-tp": "--tensor-parallel-size",
-        "-dp": "--data-parallel-size",
-        "-pcp": "--prefill-context-parallel-size",
-        "--kv_cache_dtype": "--kv-cache-dtype",
-        "--index_cache_dtype": "--index-cache-dtype",
-        "--enable-eplb": "--eplb-enable",
-    }
-    out: dict[str, tuple[str, ...]] = {}
-    current: str | None = None
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            name, eq, value = word.partition("=")
-            current = alias.get(name, name)
-            out[current] = (value,) if eq else ()
-        elif current is not None:
-            out[current] = (*out[current], word)
-    return out
-
-
-def _args(spec: ContainerSpec, inspect: dict[str, Any], config: dict[str, Any]) -> Iterator[Row]:
-    words: Any = inspect.get("Args")
-    if not isinstance(words, list):
-        words = config.get("Cmd")
-    if isinstance(words, str):
-        try:
-            words = shlex.split(words)
-        except ValueError:  # an unbalanced quote: still words, if not the shell's
-            words = words.split()
-    if not isinstance(words, list):
-        yield _unknown("args", shlex.join(spec.command))
-        return
-    planned, running = _pairs(spec.command), _pairs([str(w) for w in words])
-    whole = "--model" in running or "serve" in words
-    for flag in [*planned, *(f for f in running if f not in planned)]:
-        a, b = planned.get(flag), running.get(flag)
-        if b is None and not whole:
-            yield _unknown(f"args {flag}", _flag(a), "not in these Args, which are shortened: they name no --model")
-            continue
-        yield _row(f"args {flag}", _flag(a), _flag(b), a == b)
-
-
-def _flag(values: tuple[str, ...] | None) -> str:
-    return "not given" if values is None else " ".join(values) or "given"
-
-
-def _env(spec: ContainerSpec, config: dict[str, Any], spelled: frozenset[str]) -> Iterator[Row]:
-    listed = config.get("Env")
-    if not isinstance(listed, list):
-        yield _unknown("env", f"{len(spec.env)} variables")
-        return
-    running = dict(str(entry).partition("=")[::2] for entry in listed)
-    whole = "PATH" in running  # every image sets it, so an inspection without it has been shortened
-    for name, wanted in spec.env.items():
-        have = running.get(name)
-        if have is None and not whole and name not in spelled:
-            yield _unknown(f"env {name}", wanted, "not in this Env, which is shortened: it has no PATH")
-        elif have is not None and name == "MORI_SHMEM_HEAP_SIZE":
-            from megamoe.deploy.sizes import mori_bytes_as_parsed
-
-            yield _row(f"env {name}", wanted, have, str(mori_bytes_as_parsed(have)) == wanted)
-        else:
-            yield _row(f"env {name}", wanted, "missing" if have is None else have, have == wanted)
-    for name in sorted(running.keys() - spec.env.keys()):
-        # The image brings variables of its own; only those that steer the engine count as an addition.
-        if re.match(r"(ATOM|MORI|AITER|FLYDSL|FUSED_MEGA|HIP_VISIBLE|ROCR_VISIBLE|CUDA_VISIBLE|HSA_OVERRIDE)", name):
-            yield Row(
-                f"env {name}", "unknown", "not planned", "set; from the image or by hand (compare with the image)"
-            )
+def _digests(texts: list[Any]) -> list[str]:
+    return list(dict.fromkeys(d for text in texts if isinstance(text, str) and (d := digest_of(text))))
 
 
 def _name(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
     name = inspect.get("Name")
-    return (
-        _unknown("name", spec.name)
-        if not isinstance(name, str)
-        else Row("name", "same" if name.lstrip("/") == spec.name else "unknown", spec.name, name.lstrip("/"))
-    )
+    if not isinstance(name, str):
+        return unknown("name", spec.name)
+    # Another name is no drift by itself: --inspect may be of a container that was started by hand.
+    return Row("name", "same" if name.lstrip("/") == spec.name else "unknown", spec.name, name.lstrip("/"))
 
 
 def _is_podman(inspect: dict[str, Any]) -> bool:
@@ -215,153 +107,183 @@ def _ipc_mode(inspect: dict[str, Any], config: dict[str, Any], host: dict[str, A
 
     podman 4.3 prints "shareable" for host, private and shareable alike (measured); its own command line tells more.
     """
-    mode = _get(host, "IpcMode")
+    mode = host.get("IpcMode", MISSING)
     if mode != "shareable" or not _is_podman(inspect):
         return mode
-    words = [str(w) for w in _list(config.get("CreateCommand"))]
+    spelled = [str(w) for w in listed(config.get("CreateCommand"))]
     given = [
         w.partition("=")[2] or after
-        for w, after in zip(words, [*words[1:], ""], strict=True)
+        for w, after in zip(spelled, [*spelled[1:], ""], strict=True)
         if w == "--ipc" or w.startswith("--ipc=")
     ]
-    return given[-1] if given else _MISSING
-
-
-def _ipc(spec: ContainerSpec, mode: Any) -> Row:
-    return _simple("ipc", spec.ipc_mode, mode)
+    return given[-1] if given else MISSING
 
 
 def _shm(spec: ContainerSpec, mode: Any, host: dict[str, Any]) -> Row:
     if spec.ipc_mode == "host":
-        return Row("shm_size", "same", "host", "host") if mode == "host" else _unknown("shm_size", "host")
+        return Row("shm_size", "same", "host", "host") if mode == "host" else unknown("shm_size", "host")
     wanted, have = spec.shm_size or DEFAULT_SHM, host.get("ShmSize")
     if not isinstance(have, int) or isinstance(have, bool):
-        return _unknown("shm_size", human(wanted))
-    return _row("shm_size (ShmSize)", human(wanted), human(have), have == wanted)
+        return unknown("shm_size", human(wanted))
+    return compared("shm_size (ShmSize)", human(wanted), human(have), have == wanted)
 
 
 def _security(spec: ContainerSpec, host: dict[str, Any]) -> Any:
     """Without label=disable where docker adds it by itself: with host ipc, and to privileged containers."""
-    listed = _get(host, "SecurityOpt")
+    given = host.get("SecurityOpt", MISSING)
     added = (spec.ipc_mode == "host" or spec.privileged) and "label=disable" not in spec.security_opts
-    return [o for o in listed if o != "label=disable"] if added and isinstance(listed, list) else listed
+    return [o for o in given if o != "label=disable"] if added and isinstance(given, list) else given
 
 
-def _init(spec: ContainerSpec, host: dict[str, Any]) -> Row:
-    # docker leaves Init out (older ones print null) for a container that was made without --init; a shortened
-    # inspection leaves it out too, but then it lacks what every engine prints.
-    if "Init" not in host and not {"Runtime", "Devices", "RestartPolicy"} <= host.keys():
-        return _unknown("init", spec.init)
+def _init(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any]) -> Row:
+    # docker leaves Init out (older ones print null) for a container that was made without --init.
+    if "Init" not in host and not is_whole(inspect):
+        return unknown("init", spec.init)
     have = host.get("Init") is True
-    return _row("init", "on" if spec.init else "off", "on" if have else "off", have == spec.init)
+    return compared("init", "on" if spec.init else "off", "on" if have else "off", have == spec.init)
+
+
+def _stop_timeout(spec: ContainerSpec, inspect: dict[str, Any], config: dict[str, Any], host: dict[str, Any]) -> Row:
+    have = config.get("StopTimeout", host.get("StopTimeout"))
+    return simple("stop_timeout", spec.stop_timeout, DEFAULT_STOP_S if have is None and is_whole(inspect) else have)
 
 
 def _network(spec: ContainerSpec, host: dict[str, Any]) -> Row:
+    names = {"default": "bridge"}
     have = host.get("NetworkMode")
-    same = {"default": "bridge"}.get(str(have), str(have)) == {"default": "bridge"}.get(
-        spec.network_mode, spec.network_mode
-    )
-    return (
-        _unknown("network_mode", spec.network_mode)
-        if have is None
-        else _row("network_mode", spec.network_mode, have, same)
-    )
+    shown = names.get(have, have) if isinstance(have, str) else have
+    return simple("network_mode", names.get(spec.network_mode, spec.network_mode), shown)
 
 
 def _devices(spec: ContainerSpec, host: dict[str, Any]) -> Iterator[Row]:
-    listed = host.get("Devices", _MISSING)
-    if listed is _MISSING:
-        yield _unknown("devices", ", ".join(spec.devices) or "none")
+    planned = [_device(d) for d in spec.devices]
+    shown = ", ".join(sorted(map(_device_text, planned))) or "none"
+    given, requests = host.get("Devices", MISSING), host.get("DeviceRequests")
+    if given is MISSING or (given is not None and not isinstance(given, list)):
+        yield unknown("devices", shown)
         return
-    have = {str(d.get("PathOnHost")) for d in _list(listed) if isinstance(d, dict)}
-    for request in _list(host.get("DeviceRequests")):
-        have |= {str(name) for name in _list(request.get("DeviceIDs"))} if isinstance(request, dict) else set()
-    wanted = {d.split(":")[0] for d in spec.devices}
+    have = [
+        (str(d.get("PathOnHost")), str(d.get("PathInContainer") or d.get("PathOnHost")),
+         str(d.get("CgroupPermissions") or "rwm"))
+        for d in listed(given) if isinstance(d, dict)
+    ]  # fmt: skip
+    for request in listed(requests):
+        if isinstance(request, dict):  # a CDI name, or GPUs by another vendor's driver
+            ids = listed(request.get("DeviceIDs")) or [f"{request.get('Count')} of {request.get('Driver') or 'any'}"]
+            have += [(str(i), str(i), "rwm") for i in ids]
     # podman lists what is inside a directory instead of the directory
-    covered = {w for w in wanted if w in have or any(h.startswith(w + "/") for h in have)}
-    extra = {h for h in have if not any(h == w or h.startswith(w + "/") for w in wanted)}
-    yield _row(
-        "devices",
-        ", ".join(sorted(wanted)) or "none",
-        ", ".join(sorted(have)) or "none",
-        covered == wanted and not extra,
-    )
+    extra = [h for h in have if not any(_is_of(h, p) for p in planned)]
+    missing = [p for p in planned if not any(_is_of(h, p) for h in have)]
+    text = ", ".join(sorted(map(_device_text, have))) or "none"
+    yield compared("devices", shown, text, not extra and not missing)
+    # What opens devices beside the list; not every engine prints it.
+    if "DeviceCgroupRules" in host:
+        yield words("device_cgroup_rules", [], host["DeviceCgroupRules"])
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _device(text: str) -> tuple[str, str, str]:
+    """(on the host, in the container, rights) of HOST[:CONTAINER][:RIGHTS]."""
+    source, *rest = text.split(":")
+    inside = rest[0] if rest and rest[0].startswith("/") else source
+    return source, inside, rest[-1] if rest and not rest[-1].startswith("/") else "rwm"
 
 
-def _groups(spec: ContainerSpec, host: dict[str, Any]) -> Row:
-    listed = host.get("GroupAdd", _MISSING)
-    if spec.group_add_from_host:
-        shown = (
-            "none" if listed in (_MISSING, None) else ", ".join(map(str, listed)) if isinstance(listed, list) else "?"
-        )
-        return _unknown(
-            "groups", "the numbers of " + ", ".join(spec.group_add_from_host), f"{shown}; give --facts to compare"
-        )
-    return _words("groups", spec.group_add, listed)
+def _is_of(have: tuple[str, str, str], planned: tuple[str, str, str]) -> bool:
+    below = have[0][len(planned[0]):] if have[0].startswith(planned[0].rstrip("/") + "/") else None
+    place = have[0] == planned[0] and have[1] == planned[1]
+    return (place or (below is not None and have[1] == planned[1] + below)) and set(have[2]) == set(planned[2])
 
 
-def _words(field: str, planned: list[str], running: Any) -> Row:
-    shown = ", ".join(sorted(planned)) or "none"
-    if running is _MISSING:
-        return _unknown(field, shown)
-    have = sorted(str(x) for x in running) if isinstance(running, list) else []
-    return _row(field, shown, ", ".join(have) or "none", have == sorted(planned))
+def _device_text(device: tuple[str, str, str]) -> str:
+    source, inside, rights = device
+    return source + (f":{inside}" if inside != source else "") + (f":{rights}" if set(rights) != set("rwm") else "")
+
+
+def _groups(spec: ContainerSpec, config: dict[str, Any], host: dict[str, Any]) -> Row:
+    given = host.get("GroupAdd", MISSING)
+    if spec.group_add == ["keep-groups"] and not listed(given):  # podman hands this word to the runtime
+        kept = mapping(config, "Annotations").get("run.oci.keep_original_groups") == "1"
+        return compared("groups", "keep-groups", "keep-groups", True) if kept else unknown("groups", "keep-groups")
+    if not spec.group_add_from_host:
+        return words("groups", spec.group_add, given)
+    planned = "the numbers of " + ", ".join(spec.group_add_from_host)
+    if given is MISSING or (given is not None and not isinstance(given, list)):
+        return unknown("groups", planned)
+    if named := sorted(str(g) for g in given or [] if not str(g).isdecimal()):
+        return compared("groups", planned, f"{', '.join(named)}: names, which the image resolves", False)
+    if not given and spec.user not in (None, "0", "0:0", "root"):
+        return compared("groups", planned, "none", False)
+    return unknown("groups", planned, f"{', '.join(map(str, given or [])) or 'none'}; give --facts to compare")
 
 
 def _caps(host: dict[str, Any], key: str) -> Any:
-    listed = host.get(key, _MISSING)
-    return [str(c).upper().removeprefix("CAP_") for c in listed] if isinstance(listed, list) else listed
+    given = host.get(key, MISSING)
+    return [str(c).upper().removeprefix("CAP_") for c in given] if isinstance(given, list) else given
 
 
 def _dropped(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any]) -> Any:
     """podman lists what its defaults lack against docker's, as if a person had dropped it (measured with 4.3)."""
-    listed = _caps(host, "CapDrop")
-    if not _is_podman(inspect) or not isinstance(listed, list):
-        return listed
-    return [cap for cap in listed if cap in spec.cap_drop or cap not in ("AUDIT_WRITE", "MKNOD", "NET_RAW")]
+    given = _caps(host, "CapDrop")
+    if not _is_podman(inspect) or not isinstance(given, list):
+        return given
+    return [cap for cap in given if cap in spec.cap_drop or cap not in ("AUDIT_WRITE", "MKNOD", "NET_RAW")]
 
 
-def _ulimits(spec: ContainerSpec, host: dict[str, Any]) -> Row:
-    listed = host.get("Ulimits", _MISSING)
+def _ulimits(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any]) -> Row:
+    given = host.get("Ulimits", MISSING)
     wanted = {n: (v["soft"], v["hard"]) for n, v in spec.ulimits.items()}
-    if listed is _MISSING:
-        return _unknown("ulimits", _limits(wanted))
+    if given is MISSING or (given is not None and not isinstance(given, list)):
+        return unknown("ulimits", _limits(wanted))
     have: dict[str, tuple[Any, Any]] = {}
-    for entry in listed if isinstance(listed, list) else []:
+    for entry in given or []:
         if isinstance(entry, dict):
             name = str(entry.get("Name", "")).lower().removeprefix("rlimit_")  # podman writes RLIMIT_MEMLOCK
             have[name] = (entry.get("Soft"), entry.get("Hard"))
-    # podman adds nofile and nproc of its own, so only planned limits and foreign ones that docker would list count
-    return _row(
-        "ulimits",
-        _limits(wanted),
-        _limits(have),
-        all(have.get(n) == v for n, v in wanted.items()) and not have.keys() - wanted.keys() - {"nofile", "nproc"},
-    )
+    if _is_podman(inspect):  # podman adds these two of its own
+        have = {n: v for n, v in have.items() if n in wanted or n not in ("nofile", "nproc")}
+    return compared("ulimits", _limits(wanted), _limits(have), have == wanted)
 
 
 def _limits(limits: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{n}={s}:{h}" for n, (s, h) in sorted(limits.items())) or "none"
 
 
+def _resources(inspect: dict[str, Any], host: dict[str, Any]) -> Iterator[Row]:
+    """Limits that no plan sets: memory, CPU and processes. 0, -1, "" and null are none."""
+    keys = ["Memory", "MemorySwap", "NanoCpus", "CpuQuota", "CpusetCpus", "CpusetMems", "PidsLimit"]
+    keys = [k for k in keys if k in host and not (k == "PidsLimit" and _is_podman(inspect))]  # podman's own is 2048
+    if keys:
+        have = [f"{k} {host[k]}" for k in keys if host[k] not in (None, 0, -1, "")]
+        yield compared("resource_limits", "none", ", ".join(have) or "none", not have)
+
+
+def _pid_mode(host: dict[str, Any]) -> Iterator[Row]:
+    if isinstance(mode := host.get("PidMode"), str):
+        yield compared("pid_mode", "private", mode or "private", mode in ("", "private"))
+
+
 def _volumes(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any]) -> Row:
-    planned = sorted(_bind(v) for v in spec.volumes)
+    planned = sorted({_bind(v) for v in spec.volumes})
     mounts, binds = inspect.get("Mounts"), host.get("Binds")
     if isinstance(mounts, list):
-        have = sorted(
-            (str(m.get("Source")), str(m.get("Destination")), m.get("RW") is False)
-            for m in mounts
-            if isinstance(m, dict) and m.get("Type", "bind") == "bind"
-        )
+        have = sorted({_mount(m) for m in mounts if isinstance(m, dict) and not _unnamed(m)})
     elif isinstance(binds, list):
-        have = sorted(_bind(str(b)) for b in binds)
+        have = sorted({_bind(str(b)) for b in binds})
     else:
-        return _unknown("volumes", _binds(planned))
-    return _row("volumes", _binds(planned), _binds(have), planned == have)
+        return unknown("volumes", _binds(planned))
+    return compared("volumes", _binds(planned), _binds(have), planned == have)
+
+
+def _mount(mount: dict[str, Any]) -> tuple[str, str, bool]:
+    """A named volume by its name, as it was given; a bind by its source."""
+    source = mount.get("Name") if mount.get("Type") == "volume" else mount.get("Source")
+    return str(source), str(mount.get("Destination")), mount.get("RW") is False
+
+
+def _unnamed(mount: dict[str, Any]) -> bool:
+    """tmpfs has a row of its own; a volume without a name comes from the image."""
+    kind = mount.get("Type", "bind")
+    return kind == "tmpfs" or (kind == "volume" and bool(re.fullmatch(r"[0-9a-f]{64}|", str(mount.get("Name") or ""))))
 
 
 def _bind(text: str) -> tuple[str, str, bool]:
@@ -373,21 +295,89 @@ def _binds(binds: list[tuple[str, str, bool]]) -> str:
     return ", ".join(f"{s}:{t}{':ro' if ro else ''}" for s, t, ro in binds) or "none"
 
 
-def _restart(spec: ContainerSpec, host: dict[str, Any]) -> Row:
+def _tmpfs(spec: ContainerSpec, inspect: dict[str, Any], host: dict[str, Any]) -> Iterator[Row]:
+    """docker leaves Tmpfs out when there is none; podman adds options of its own to those given."""
+    given = host.get("Tmpfs")
+    wanted = {p: {o for o in options.split(",") if o} for p, _, options in (t.partition(":") for t in spec.tmpfs)}
+    if not isinstance(given, dict):
+        if given is None and is_whole(inspect):
+            given = {}
+        elif wanted or given is not None:
+            yield unknown("tmpfs", ", ".join(spec.tmpfs) or "none")
+            return
+        else:
+            return
+    have = {str(p): {o for o in str(options or "").split(",") if o} for p, options in given.items()}
+    same = have.keys() == wanted.keys() and all(
+        options <= have[p] if _is_podman(inspect) else options == have[p] for p, options in wanted.items()
+    )
+    shown = ", ".join(f"{p}:{o}" if o else str(p) for p, o in sorted(given.items(), key=str))
+    yield compared("tmpfs", ", ".join(sorted(spec.tmpfs)) or "none", shown or "none", same)
+
+
+def _ports(spec: ContainerSpec, host: dict[str, Any]) -> Iterator[Row]:
+    """Published ports; with host networking there are none on either side."""
+    if "PortBindings" not in host and not spec.ports:
+        return
+    given = host.get("PortBindings", MISSING)
+    if given is MISSING or (given is not None and not isinstance(given, dict)):
+        yield unknown("ports", ", ".join(spec.ports) or "none")
+        return
+    have = []
+    for inside, places in (given or {}).items():
+        for place in listed(places):
+            if isinstance(place, dict):
+                address, port = str(place.get("HostIp") or ""), str(place.get("HostPort") or "")
+                have.append(":".join([*([address] if address not in ("", "0.0.0.0") else []), port,
+                                      str(inside).removesuffix("/tcp")]))  # fmt: skip
+    wanted = [p.removesuffix("/tcp").removeprefix("0.0.0.0:") for p in spec.ports]
+    yield words("ports", wanted, have)
+
+
+def _restart(host: dict[str, Any]) -> Any:
     policy = host.get("RestartPolicy")
     if not isinstance(policy, dict):
-        return _unknown("restart_policy", spec.restart_policy)
-    name = str(policy.get("Name") or "no")
-    count = policy.get("MaximumRetryCount")
-    have = f"{name}:{count}" if name == "on-failure" and count else name
-    return _row("restart_policy", spec.restart_policy, have, have == spec.restart_policy)
+        return MISSING
+    name, count = str(policy.get("Name") or "no"), policy.get("MaximumRetryCount")
+    return f"{name}:{count}" if name == "on-failure" and count else name
+
+
+def _healthcheck(spec: ContainerSpec, inspect: dict[str, Any], config: dict[str, Any]) -> Iterator[Row]:
+    """The command and its times. `docker run --health-cmd` stores the command as one line for a shell.
+
+    podman's is not compared: what it prints was not seen, and it runs no check where systemd does not run.
+    """
+    given = config.get("Healthcheck")
+    if _is_podman(inspect) or not (isinstance(given, dict) or is_whole(inspect)):
+        return
+    given = given if isinstance(given, dict) else {}
+    test = [str(word) for word in listed(given.get("Test"))]
+    if test[:1] == ["CMD-SHELL"]:
+        try:
+            test = ["CMD", *shlex.split(" ".join(test[1:]))]
+        except ValueError:  # not what the plan renders, so it differs as it stands
+            test = ["CMD", *test]
+    wanted = spec.healthcheck
+    plan = [wanted["test"], *(wanted[k] for k in ("interval_s", "timeout_s", "start_period_s", "retries"))]
+    times = [_seconds(given.get(k)) for k in ("Interval", "Timeout", "StartPeriod")]
+    have = [test, *times, given.get("Retries")]
+    yield compared("healthcheck", _check_text(plan), _check_text(have), plan == have)
+
+
+def _seconds(nanoseconds: Any) -> Any:
+    number = isinstance(nanoseconds, int) and not isinstance(nanoseconds, bool)
+    return nanoseconds / 1e9 if number else nanoseconds
+
+
+def _check_text(check: list[Any]) -> str:
+    return f"{shlex.join(check[0])} every {check[1]} s, timeout {check[2]} s, start {check[3]} s, retries {check[4]}"
 
 
 def _labels(spec: ContainerSpec, config: dict[str, Any]) -> Iterator[Row]:
-    labels = config.get("Labels", _MISSING)
-    if labels is _MISSING:
-        yield _unknown("labels", f"{len(spec.labels)} labels")
+    labels = config.get("Labels", MISSING)
+    if labels is MISSING:
+        yield unknown("labels", f"{len(spec.labels)} labels")
         return
     have = labels if isinstance(labels, dict) else {}
     for name, wanted in spec.labels.items():
-        yield _row(f"label {name}", wanted, have.get(name, "missing"), have.get(name) == wanted)
+        yield compared(f"label {name}", wanted, have.get(name, "missing"), have.get(name) == wanted)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from megamoe.deploy.load import parse_deploy
 from megamoe.plan.container import ContainerSpec, build
 from megamoe.plan.judge import judge
-from megamoe.verify_deploy.command import _one
 from megamoe.verify_deploy.compare import compare
+from megamoe.verify_deploy.inspection import one_container
 from megamoe_atom.problem import Exit, Problem
 from plan_support import patched
 
@@ -66,5 +66,5 @@ def test_an_empty_inspection_is_all_unknown() -> None:
 @pytest.mark.parametrize("raw", [[], {}, [1], "x", None, [{"Name": "/a"}, {"Name": "/b"}]], ids=str)
 def test_what_is_no_single_container_is_refused(raw: Any) -> None:
     with pytest.raises(Problem) as caught:
-        _one(raw, "megamoe")
+        one_container(raw, "megamoe")
     assert caught.value.exit_code is Exit.REFUSED
