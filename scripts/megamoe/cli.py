@@ -88,7 +88,7 @@ def main() -> NoReturn:
     try:
         result = command.main(standalone_mode=False)
     except UsageError as error:
-        message = str(getattr(error, "message", error))
+        message = str(error.format_message())  # type: ignore[attr-defined] # every UsageError has it
         if "--json" not in sys.argv:
             error.show()  # type: ignore[attr-defined] # every UsageError has it
         else:

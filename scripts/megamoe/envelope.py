@@ -69,7 +69,7 @@ def outcome_from(
     return Outcome(status, Exit.PASS, summary_ok, findings, data or {}, text)
 
 
-def as_json(command: str, outcome: Outcome) -> str:
+def as_json(command: str, outcome: Outcome, *, ascii_only: bool = False) -> str:
     """The envelope as one JSON object, keys in a fixed order, absent locations left out."""
     body = {
         "schema_version": SCHEMA_VERSION,
@@ -80,7 +80,7 @@ def as_json(command: str, outcome: Outcome) -> str:
         "findings": [{k: v for k, v in asdict(f).items() if v is not None} for f in outcome.findings],
         "data": outcome.data,
     }
-    return json.dumps(body, indent=2, ensure_ascii=False, default=str)
+    return json.dumps(body, indent=2, ensure_ascii=ascii_only, default=str)
 
 
 def as_text(outcome: Outcome) -> str:
@@ -133,8 +133,29 @@ def run_verb(command: str, judge: Callable[[], Outcome], *, json_output: bool) -
                 )
             ],
         )
+    sys.exit(int(_print(command, outcome, json_output)))
+
+
+def _print(command: str, outcome: Outcome, json_output: bool) -> Exit:
+    """Prints the result in what standard output can carry; the exit code, which is 3 when nobody could be told.
+
+    A reader that went away (`| head`) has seen what it wanted.
+    """
+    text = as_json(command, outcome) if json_output else as_text(outcome)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        print(as_json(command, outcome) if json_output else as_text(outcome), flush=True)
-    except BrokenPipeError:
-        sys.stderr.close()
-    sys.exit(int(outcome.exit_code))
+        text.encode(encoding)
+    except UnicodeEncodeError:  # a terminal of another character set, or half of a character in a file's name
+        if json_output:
+            text = as_json(command, outcome, ascii_only=True)
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # What is left in the buffer would be tried again at exit, with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return outcome.exit_code
+        print(f"megamoe {command}: the result could not be written: {error.strerror}", file=sys.stderr)
+        return Exit.UNREACHABLE
+    return outcome.exit_code

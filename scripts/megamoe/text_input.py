@@ -17,7 +17,7 @@ import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from megamoe_atom.problem import Exit, Problem
 
@@ -43,7 +43,10 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
     """
     name = display_name(path)
     if str(path) == "-":
-        data = sys.stdin.buffer.read(max_bytes + 1)
+        try:
+            data = standard_input().read(max_bytes + 1)
+        except OSError as error:
+            raise _cannot_open(name, error) from None
     else:
         if "\0" in name:
             raise _refuse("input_name", repr(name), "the file name holds a NUL byte", "no file can have that name",
@@ -74,6 +77,18 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
         raise _refuse("input_too_big", name, f"larger than {max_bytes} bytes",
                       "a file of this kind is far smaller, so this is probably another file", "check the path")
     return data
+
+
+def standard_input() -> BinaryIO:
+    """Standard input as bytes.
+
+    Raises:
+        Problem: it was closed by whoever started this process (exit 3).
+    """
+    if sys.stdin is None:
+        raise _refuse("input_missing", "standard input", "it is closed", "there is nothing to judge",
+                      "pipe the text in, or give a file", Exit.UNREACHABLE)
+    return sys.stdin.buffer
 
 
 def display_name(path: str | Path) -> str:

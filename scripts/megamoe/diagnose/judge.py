@@ -293,7 +293,7 @@ def judge(scan: Scan, facts: dict[str, Any]) -> Outcome:
     if verdict is None:
         return _nothing(work, data)
     finding = _finding(verdict, advice()[verdict.id])
-    findings, text = [finding], ""
+    findings, text = [finding, *_cut(work.scan)], ""
     event = verdict.event
     if event is not None:
         data["first_cause"] = {"file": display_name(event.file), "line": event.line, "quote": event.text[:400],
@@ -320,6 +320,12 @@ def judge(scan: Scan, facts: dict[str, Any]) -> Outcome:
     return Outcome("fail", Exit.CHECK_FAILED, f"{verdict.id}{where}: {finding.what}", findings, data, text)
 
 
+def _cut(scan: Scan) -> list[Finding]:
+    return [Finding("LOG_CUT", "warn", f"{display_name(name)} is an archive that is cut or damaged",
+                    "what came later, where a fault would stand, was not read",
+                    "copy it again, or give the log itself", file=display_name(name)) for name in scan.cut]
+
+
 def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
     if not work.scan.lines and not work.facts:
         return Outcome("invalid", Exit.NO_EVIDENCE, "the log is empty: nothing can be said", [
@@ -330,7 +336,7 @@ def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
         return Outcome("invalid", Exit.NO_EVIDENCE, f"{named}: not text, so nothing can be said", [
             Finding("LOG_NOT_TEXT", "error", f"{named} is full of control characters", "no word of an engine could be "
                     "found in it, whatever happened", "give the log itself as text, .gz or .xz")], data)
-    findings: list[Finding] = []
+    findings = _cut(work.scan)
     for event in work.kind("warn"):
         assert event.rule is not None
         if event.rule.id not in {f.code for f in findings}:

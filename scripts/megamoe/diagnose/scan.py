@@ -52,6 +52,7 @@ class Scan:
     lines: int = 0
     bytes: int = 0
     files: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)  # archives that end too early
     not_text: list[str] = field(default_factory=list)  # files whose beginning is full of control characters
 
 
@@ -209,7 +210,7 @@ def scan(paths: Iterable[str]) -> Scan:
     for index, path in enumerate(paths):
         out.files.append(path)
         state, base = _FileScan(out, index, path), 1
-        for chunk in chunks(path):
+        for chunk in chunks(path, out.cut):
             if base == 1 and len(chunk) - len(chunk.translate(None, _CONTROL)) > CONTROL_SHARE * len(chunk):
                 out.not_text.append(path)
             out.bytes += len(chunk)

@@ -34,17 +34,21 @@ def plan(
 
     Reads two files at most, contacts no host and pulls nothing.
     """
-    if schema:
+    if schema and not json_output:  # the schema alone, for editors and validators
         import json
 
         from megamoe.deploy.schema import json_schema
 
         print(json.dumps(json_schema(), indent=2))
         raise typer.Exit(0)
-    run_verb("plan", lambda: _outcome(deploy, facts, fit, explain), json_output=json_output)
+    run_verb("plan", lambda: _outcome(deploy, facts, fit, explain, schema), json_output=json_output)
 
 
-def _outcome(deploy: str, facts: str, fit: bool, explain: str) -> Outcome:
+def _outcome(deploy: str, facts: str, fit: bool, explain: str, schema: bool = False) -> Outcome:
+    if schema:
+        from megamoe.deploy.schema import json_schema
+
+        return Outcome("pass", Exit.PASS, "the JSON Schema of DEPLOY", data={"schema": json_schema()})
     if explain:
         from megamoe.plan.catalogue import explain as explain_code
 

@@ -44,7 +44,7 @@ def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, res
 
     root = Path(directory)
     try:
-        if "\0" in directory or not root.is_dir():
+        if not directory or "\0" in directory or not root.is_dir():
             raise Problem("model_dir", what=f"{directory!r} is not a directory", why="there is nothing to check",
                           fix="give the directory that holds config.json", exit_code=Exit.REFUSED)
         seen = [Mount.parse(item) for item in mounts]
