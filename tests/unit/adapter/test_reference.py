@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,31 @@ def test_the_result_does_not_depend_on_the_number_of_ranks() -> None:
         alone = [m.forward(i[0], i[2], i[1]).clone() for m, i in zip(group.owners(), inputs, strict=True)]
         assert torch.equal(torch.cat(alone), results[-1])
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_the_results_of_a_tokens_slots_are_added_in_their_order() -> None:
+    """float32 sums depend on the order; the combine kernel adds slot 0, then 1, and so on."""
+    raw = random_raw(8, 256, 256, seed=11)
+    x, ids, weights = batch(16, 256, 8, 8, seed=12)
+    # The first and the last result are large and cancel, so what lies between loses bits on the way.
+    ids[:, 7] = ids[:, 0]
+    weights[:, 0], weights[:, 7] = 2.0**20, -(2.0**20)
+    (kernel,) = build(raw, ep_size=1, topk=8, mtpr=16, accumulate=torch.float64).owners()
+    alone = []  # a slot's result by itself is a bf16 number, which the sum with zeros keeps
+    for slot in range(8):
+        only = torch.zeros_like(weights)
+        only[:, slot] = weights[:, slot]
+        alone.append(kernel.forward(x, only, ids).float())
+    got = kernel.forward(x, weights, ids)
+
+    def added(order: Sequence[int]) -> torch.Tensor:
+        total = alone[order[0]].clone()
+        for slot in order[1:]:
+            total += alone[slot]
+        return total.to(torch.bfloat16)
+
+    assert torch.equal(got, added(range(8)))
+    assert not torch.equal(got, added((0, 7, 1, 2, 3, 4, 5, 6))), "these values do not tell orders apart"
 
 
 def test_the_fast_form_agrees_with_the_exact_one_when_nearly_all_experts_are_used() -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ class Base:
         self.hidden_size = self.intermediate_size = 256
         self.hidden_pad = self.intermediate_pad = 0
         self.static_input_scales, self.quant_type = False, "QuantType.per_1x32"
+        self.use_triton = self.use_triton_decode = True
 
     def get_fused_moe_quant_config(self, _layer: object) -> str:
         return "quant config"
@@ -108,8 +110,10 @@ def test_no_module_of_the_adapter_imports_atom_aiter_mori_or_flydsl_when_it_is_i
 
 
 def test_the_weight_hook_converts_once_and_releases_weights_and_scales() -> None:
-    runtime, layer = make_runtime(), one_rank()
+    shmem: list[int] = []
+    runtime, layer = make_runtime(initialise_shmem=lambda: shmem.append(1)), one_rank()
     method = mega_method_class(Base)("quant", "moe", runtime=runtime)
+    assert not method.use_triton and not method.use_triton_decode, "those paths come first in ATOM's apply()"
     method.process_weights_after_loading(layer)
     first = method._converted
     method.process_weights_after_loading(layer)
@@ -124,6 +128,7 @@ def test_the_weight_hook_converts_once_and_releases_weights_and_scales() -> None
     method.init_prepare_finalize(layer)
     assert method.fused_experts is experts
     assert method.moe_quant_config == "quant config"
+    assert shmem == [1]
 
 
 def test_in_place_conversion_equals_the_conversion_of_a_copy() -> None:
@@ -236,6 +241,21 @@ def test_kernels_of_two_sizes_share_the_heap() -> None:
     assert asked == [0, 0, first.heap_bytes]
 
 
+def test_the_heap_that_other_kernels_take_reaches_the_judgement_and_the_evidence(tmp_path: Path) -> None:
+    settings = parse({"MEGAMOE_STATUS_DIR": str(tmp_path), "MORI_SHMEM_HEAP_SIZE": "1G"})
+    config = SimpleNamespace(**{**LAUNCH, "max_num_batched_tokens": 16})
+    g = geometry(world_size=1, experts=4)
+    judged = startup.support_inputs(config, settings, g, one_rank(), Base("quant", "moe"), EDITS, 7)
+    assert (judged.heap_bytes, judged.heap_taken_bytes) == (2**30, 7)
+    runtime = make_runtime(status=lambda geometry: status_writer(settings, geometry, EDITS))
+    for name, topk in (("layers.0", 2), ("layers.1", 1)):
+        runtime.add_layer(name, replace(g, topk=topk), convert(random_weights(g, 1)))
+    runtime.prove_once()
+    evidence = read_status_dir(tmp_path)[0]
+    assert evidence.kernel_instances == 2
+    assert evidence.heap_used_bytes == g.heap_bytes + replace(g, topk=1).heap_bytes
+
+
 def test_a_kernel_without_limit_needs_an_acknowledgement_and_names_both_figures() -> None:
     layer = one_rank()
     method = mega_method_class(Base)("quant", "moe", runtime=make_runtime(swiglu_in_kernel=False))
@@ -346,6 +366,11 @@ def test_routing_is_read_once_at_warm_up(ids: list[list[int]], weights: list[lis
     with pytest.raises(Problem) as caught:
         check_routing("l", torch.tensor(weights), torch.tensor(ids), 4)
     assert caught.value.code == code
+    experts, _ = single()
+    x = torch.zeros((1, 256), dtype=torch.bfloat16)
+    with pytest.raises(Problem) as caught:
+        experts(hidden_states=x, topk_weights=torch.tensor(weights), topk_ids=torch.tensor(ids))
+    assert caught.value.code == code and experts.calls == 0
 
 
 class NoOperation(TorchDispatchMode):
@@ -447,6 +472,17 @@ def test_the_kernels_carry_exactly_the_edits_that_are_asked_for(
     with pytest.raises(Problem) as caught:
         kernel.require_edits(frozenset(carried), frozenset(wanted))
     assert [text in r.what for text, r in zip(says, caught.value.reasons, strict=True)] == [True] * len(says)
+
+
+def test_a_kernel_file_that_cannot_be_read_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = flydsl(tmp_path, monkeypatch)
+    (root / "kernels/mega_moe/__init__.py").unlink()
+    with pytest.raises(Problem, match="blob id missing"):
+        kernel.load_megamoe(root)
+    (root / "kernels/mega_moe/__init__.py").mkdir()
+    with pytest.raises(Problem, match="unreadable") as caught:
+        kernel.load_megamoe(root)
+    assert caught.value.code == "flydsl_commit"
 
 
 def test_a_path_without_kernels_is_refused(tmp_path: Path) -> None:
@@ -630,6 +666,10 @@ def test_a_start_on_a_machine_that_fits_loads_the_kernels_and_makes_the_runtime(
     runtime = startup.make_runtime(launch, environment)
     assert loaded == [tmp_path]
     assert runtime.selftest is None and len(runtime.pool) == 0
+    assert runtime._clone, "without a shared expert the routed output itself is kept over the next layer"
+    launch.hf_config = SimpleNamespace(n_shared_experts=1)
+    assert not startup.make_runtime(launch, environment)._clone
+    loaded.pop()
 
     monkeypatch.setattr(startup, "verify_files", lambda _root: dict.fromkeys(blobs, "another commit's"))
     with pytest.raises(Problem) as caught:

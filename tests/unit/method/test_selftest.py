@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -68,13 +70,16 @@ def _stale(c: Cluster) -> None:
     c.spoil_output = spoil
 
 
-def _race(c: Cluster) -> None:
-    def spoil(call: int, _name: str, outs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if call == 137:  # one tile in about 200 calls, within the bound of the quantisation
-            outs[1][2:3, 64:96] *= 1.01
-        return outs
+def _race(at: int) -> Plant:
+    def plant(c: Cluster) -> None:
+        def spoil(call: int, _name: str, outs: list[torch.Tensor]) -> list[torch.Tensor]:
+            if call == at:  # one tile in about 200 calls, within the bound of the quantisation
+                outs[1][2:3, 64:96] *= 1.01
+            return outs
 
-    c.spoil_output = spoil
+        c.spoil_output = spoil
+
+    return plant
 
 
 def _tile(_call: int, outs: list[torch.Tensor]) -> None:
@@ -182,12 +187,43 @@ def test_what_the_self_test_can_see_of_flipped_bits(plant: Plant, found: bool) -
         assert cluster.verify().layers[0].ok
 
 
-def test_one_corrupted_tile_in_two_hundred_calls_is_non_deterministic() -> None:
+@pytest.mark.parametrize("at", [137, 138], ids=["in the judged batch", "in the batch between"])
+def test_one_corrupted_tile_in_two_hundred_calls_is_non_deterministic(at: int) -> None:
     cluster = Cluster(geometry(), seed=6)
-    _race(cluster)
+    _race(at)(cluster)
     with pytest.raises(Problem, match="likely non_deterministic: 1 of 200") as caught:
         cluster.verify(repeats=200)
     assert "node" in caught.value.reasons[0].fix
+
+
+def test_one_wrong_token_of_many_is_found_although_the_layers_figure_hides_it() -> None:
+    cluster = Cluster(geometry(world_size=8, experts=32, topk=4, mtpr=16), seed=8)
+    _output(lambda _call, outs: outs[3][2:3].mul_(0.7))(cluster)
+    test = cluster.selftest(repeats=4, sweep=False)
+    with pytest.raises(Problem, match=r"worst token 0\.3"):
+        test.verify(cluster.run, lambda name, r: cluster.converted[name, r])
+    assert test.report is not None
+    assert max(test.report.layers[0].rel_quiet, test.report.layers[0].rel_loud) < 0.1
+
+
+def test_after_five_faulty_layers_nothing_more_is_judged() -> None:
+    cluster = Cluster(geometry(), layers=7, seed=9)
+    _output(_tile)(cluster)
+    test = cluster.selftest(repeats=4, sweep=False)
+    with pytest.raises(Problem) as caught:
+        test.verify(cluster.run, lambda name, r: cluster.converted[name, r])
+    assert len(caught.value.reasons) == 5
+    assert test.report is not None and len(test.report.layers) == 5
+
+
+def test_a_passed_self_test_gives_its_memory_back() -> None:
+    cluster = Cluster(geometry(), seed=4)
+    test = cluster.selftest(repeats=4, sweep=False)
+    kept = [weakref.ref(t) for t in test._partials.values()]
+    assert len(kept) == 2
+    test.verify(cluster.run, lambda name, r: cluster.converted[name, r])
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
 
 
 def test_only_the_faulty_layer_is_named() -> None:
