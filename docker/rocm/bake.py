@@ -2,7 +2,7 @@
 """Compiles ahead of time, without a GPU, every MegaMoE kernel that FlyDSL's disk cache can hold.
 
     bake.py --kernels DIR --out DIR [--profile NAME]... [--arch gfx950] [--cu 256] [--verify]
-        [--linked on --bitcode FILE [--rank N]...]
+        [--linked on --bitcode FILE [--rank N]... | --look DIR --bitcode FILE [--rank N]...]
 
 FlyDSL's real host code is run: MegaMoE's constructor, with the arguments that the adapter passes, on meta tensors
 (sizes without memory), then the compile of each stage-2 tile of each power of two up to the profile's token limit, and
@@ -10,6 +10,9 @@ of the quantiser. Stage 1 and combine link mori's device functions, and FlyDSL k
 listed in aot.json as compiled at start. With --linked on they are compiled too, against mori's device bitcode, by the
 adapter's own calls for every rank and token bucket; this takes a FlyDSL whose compiler has the edit keep_linked (an
 opt-in of the build), and what it makes was never loaded on a GPU.
+
+--look DIR, behind a bake without it: the same calls, on the cache just made. What it holds they must find there; what
+a service would compile at its start is compiled, and written to DIR, for the linter alone.
 
 OUT gets <hash>/ (the cache) and aot.json. <hash> covers all that the cache depends on: FlyDSL's installed files, the
 kernel sources, the profiles' shapes, architecture, compute units and the bitcode (FlyDSL's own key leaves it out).
@@ -207,6 +210,22 @@ def bake_linked(profile: Any, mega: Any, ranks: list[int] | None) -> list[dict[s
     return rows
 
 
+def keep_texts(jit: Any) -> list[str]:
+    """What FlyDSL compiles from now on, as the MLIR text that holds the code object; grows with each kernel.
+
+    jit: the module flydsl.compiler.jit_function. What it reads from its cache is made by another way and is not here.
+    """
+    texts: list[str] = []
+    made = jit.CompiledArtifact
+
+    def artifact(module: Any, *more: Any, **named: Any) -> Any:
+        texts.append(str(module))
+        return made(module, *more, **named)
+
+    jit.CompiledArtifact = artifact
+    return texts
+
+
 def tree_hash(root: Path, pattern: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob(pattern)):
@@ -234,6 +253,29 @@ def depends_on(kernels: Path, profiles: list[Any], arch: str, cu: int, bitcode: 
     }
 
 
+def looked(
+    folder: Path, rows: list[dict[str, Any]], texts: list[str], recorded: dict[str, Any], key: str, entries: int
+) -> int:
+    """Writes what a look compiled, and refuses a cache that a service would have to add to."""
+    if (recorded["cache"], recorded["kernels"]) != (key, entries):
+        print(f"error: {entries} kernels in {key}, baked were {recorded['kernels']} in {recorded['cache']}")
+        print("  why: a service asks for kernels that the bake did not make, and would compile them while peers wait")
+        print("  fix: compare the calls of megamoe_atom/experts.py with bake_profile; bake and look alike")
+        return 1
+    if not texts:
+        print("error: nothing was compiled beyond the cache", file=sys.stderr)
+        print("  why: what a service compiles at its start would be served without having been linted", file=sys.stderr)
+        print("  fix: see what FlyDSL said above; it may make its kernels in another way now", file=sys.stderr)
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    for n, text in enumerate(texts):
+        (folder / f"{n:03}.mlir").write_text(text, encoding="utf-8")
+    for row in rows:
+        print(f"{row['profile']:20} {row['kernel']:32} {row['tokens']!s:44} {row['seconds']:6.1f} s")
+    print(f"{len(texts)} kernels are compiled at start, written to {folder}; all else was found in the cache")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile MegaMoE's cacheable kernels without a GPU.")
     parser.add_argument("--kernels", type=Path, required=True, help="the FlyDSL tree that holds kernels/")
@@ -243,20 +285,22 @@ def main() -> int:
     parser.add_argument("--cu", type=int, default=256, help="compute units; part of the kernels' names")
     parser.add_argument("--linked", choices=("on", "off"), default="off", help="bake stage 1 and combine, too")
     parser.add_argument("--bitcode", type=Path, default=Path("unset"), help="mori's device functions (code object 6)")
-    parser.add_argument("--rank", type=int, action="append", help="with --linked on: this rank's alone; default: all")
+    parser.add_argument("--look", type=Path, help="compile what is left for the start into this folder, to be linted")
+    parser.add_argument("--rank", type=int, action="append", help="of what links mori: this rank's alone; default: all")
     parser.add_argument("--verify", action="store_true", help="every kernel is found in OUT's cache; compiles nothing")
     options = parser.parse_args()
 
     from megamoe.deploy.profiles import load_profile, names
 
-    bitcode: Path | None = options.bitcode if options.linked == "on" else None
+    bitcode: Path | None = options.bitcode if options.linked == "on" or options.look else None
     if bitcode is not None and not bitcode.is_file():
         print(f"error: {bitcode} does not exist", file=sys.stderr)
         print("  why: stage 1 and combine are linked with mori's device functions", file=sys.stderr)
         print("  fix: the step mori-bitcode makes it, where hipcc is; or build without KEEP_LINKED", file=sys.stderr)
         return 1
     profiles = [p for n in (options.profile or names()) if (p := load_profile(n)).engine == "atom"]
-    needs = depends_on(options.kernels, profiles, options.arch, options.cu, bitcode)
+    kept_bitcode = None if options.look else bitcode  # a look is at the cache of a bake that links nothing
+    needs = depends_on(options.kernels, profiles, options.arch, options.cu, kept_bitcode)
     key = hashlib.sha256(json.dumps(needs, sort_keys=True).encode()).hexdigest()[:16]
     cache = options.out / key
     # Before flydsl is imported: it reads these once.
@@ -275,6 +319,7 @@ def main() -> int:
     stand_in_hardware(options.cu, bitcode)
     mega: Any = importlib.import_module("kernels.mega_moe.mega_moe")
     comm: Any = importlib.import_module("kernels.comm.flydsl_dispatch_combine_intranode_op")
+    texts: list[str] = []
     if bitcode is None:
         mega.torch = comm.torch = MetaTorch()
         rows = [row for profile in profiles for row in bake_profile(profile, mega)]
@@ -284,10 +329,13 @@ def main() -> int:
         # Combine asks for a callable at once, which would load the object on a GPU; here it is compiled and kept.
         jit: Any = importlib.import_module("flydsl.compiler.jit_function")
         jit._compile_impl = lambda function, *arguments: function(*arguments) or (lambda *_a: None)
+        texts = keep_texts(jit)
         rows = [row for profile in profiles for row in bake_linked(profile, mega, options.rank)]
     entries = sorted(cache.rglob("*.pkl"))
     for lock in cache.rglob("*.lock"):
         lock.unlink()
+    if options.look:
+        return looked(options.look, rows, texts, json.loads((options.out / "aot.json").read_text()), key, len(entries))
     if options.verify:
         recorded = json.loads((options.out / "aot.json").read_text())
         if (recorded["cache"], recorded["kernels"]) != (key, len(entries)):

@@ -103,13 +103,39 @@ def test_each_served_install_is_followed_by_the_guard() -> None:
     assert "import mori.shmem, mori.ops" in stack
 
 
-def test_what_is_baked_is_linted_in_the_same_layer() -> None:
-    """bake.py reads no code object itself: undefined symbols and entries without a kernel are the linter's to find."""
-    (step,) = [s for s in re.findall(r"^RUN .*?(?=^\w|\Z)", ROCM, re.M | re.S) if "/build/bake.sh /opt" in s]
-    lines = [line.strip().removeprefix("&& ").removesuffix(" \\") for line in step.splitlines() if line.strip()]
-    assert lines[-2:] == ['/build/bake.sh /opt/megamoe "${KEEP_LINKED}"', "megamoe kernels lint /opt/megamoe/kernels"]
-    script = (ROOT / "docker/rocm/bake.sh").read_text()
-    assert '--out "$root/kernels"' in script and script.endswith('"${bake[@]}"\n"${bake[@]}" --verify\n')
+def test_what_is_baked_is_linted_in_the_same_layer(tmp_path: Path) -> None:
+    """bake.py reads no code object itself: undefined symbols and entries without a kernel are the linter's to find.
+
+    bake.sh with recorders in place of python and megamoe: what no cache holds is linted, too, if not kept.
+    """
+    assert 'RUN --mount=type=bind,source=docker/rocm/bake.py' in ROCM
+    assert '/build/bake.sh /opt/megamoe "${KEEP_LINKED}"\n' in ROCM
+    assert '/build/bake.sh /opt/megamoe "${KEEP_LINKED}" ||' not in ROCM
+    calls, tools = tmp_path / "calls", tmp_path / "bin"
+    tools.mkdir()
+    for name in ("python", "megamoe"):
+        answer = '[ "$1" = -c ] && echo stand-in.ll; exit 0'
+        (tools / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {calls}\n{answer}\n')
+        (tools / name).chmod(0o755)
+
+    def bake(keep_linked: str) -> list[str]:
+        calls.unlink(missing_ok=True)
+        argv = ["bash", str(ROOT / "docker/rocm/bake.sh"), str(tmp_path), keep_linked]
+        subprocess.run(argv, check=True, env={"PATH": f"{tools}:/usr/bin:/bin"}, capture_output=True, timeout=60)
+        return calls.read_text().splitlines()
+
+    made, verified, bitcode, looked, linted = bake("off")
+    assert made + " --verify" == verified
+    assert "rocm.WAITS" in bitcode and " --bitcode stand-in.ll " in looked, "no bitcode: the image is no product anyway"
+    folder = looked.partition(" --look ")[2]
+    assert linted == f"megamoe kernels lint {tmp_path}/kernels {folder}"
+    assert not Path(folder).exists()
+    (tmp_path / "mori").mkdir()
+    (tmp_path / "mori/libmori_shmem_device.cov6.bc").touch()
+    made, verified, looked, linted = bake("off")
+    assert f" --bitcode {tmp_path}/mori/libmori_shmem_device.cov6.bc --rank 0 --look " in looked
+    made, verified, linted = bake("on")
+    assert " --linked on " in made and linted == f"megamoe kernels lint {tmp_path}/kernels"
 
 
 def test_linked_kernels_are_kept_by_an_opt_in_alone() -> None:

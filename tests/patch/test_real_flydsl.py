@@ -143,49 +143,87 @@ for _name, (_arguments, _result) in _WAITS.items():
 }
 
 
+class Image:
+    """What docker/rocm/bake.py finds in the image: FlyDSL with our edits under the wheel's native part, mori, ROCm.
+
+    mori's bitcode is the lane's stand-in.
+    """
+
+    def __init__(self, folder: Path, *, keep_linked: bool) -> None:
+        self.upstream, self.folder, self.tree, site = (
+            checkout("MEGAMOE_FLYDSL_DIR"), folder, folder / "tree", folder / "site",
+        )  # fmt: skip
+        self.python = os.environ.get("MEGAMOE_FLYDSL_PYTHON", sys.executable)
+        if subprocess.run([self.python, "-c", "import flydsl"], capture_output=True, timeout=120).returncode:
+            pytest.skip(f"{self.python} has no flydsl; name one that has with MEGAMOE_FLYDSL_PYTHON")
+        for name in ("kernels", "python"):
+            shutil.copytree(self.upstream / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for work in (command.job(flydsl=self.tree), *([command.job(compiler=self.tree)] if keep_linked else [])):
+            assert command.move(work, undo=False).data["changed"]
+            assert command.move(work, undo=False).data["changed"] == []
+            assert command.check(work, allow_drift=False).status == "pass"
+        # The overlay: the wheel's native part under the tree's Python.
+        where = "import importlib.util as u; print(u.find_spec('flydsl').submodule_search_locations[0])"
+        said = subprocess.run([self.python, "-c", where], capture_output=True, text=True, check=True).stdout
+        wheel = Path(said.strip())
+        for native in (wheel, wheel.with_name("flydsl.libs")):
+            for path in native.rglob("*"):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    target = site / native.name / path.relative_to(native)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.symlink_to(path)
+        for path in (self.tree / "python/flydsl").rglob("*.py"):
+            target = site / "flydsl" / path.relative_to(self.tree / "python/flydsl")
+            target.unlink(missing_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        for name, text in MORI.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
+        self.root = Path(__file__).resolve().parents[2]
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": f"{site}:{self.root / 'scripts'}:{self.root / 'atom_patch'}",
+            "ROCM_PATH": str(rocm.make_tree(folder / "rocm")),
+        }
+
+    def bake(self, out: str, *more: str) -> subprocess.CompletedProcess[str]:
+        """One rank of V4-Flash."""
+        argv = [self.python, str(self.root / "docker/rocm/bake.py"), "--kernels", str(self.tree)]
+        argv += ["--out", str(self.folder / out), "--profile", "deepseek-v4-flash", *more]
+        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=1800)
+
+
+@pytest.mark.slow
+def test_what_a_service_compiles_at_its_start_is_compiled_for_the_linter(tmp_path: Path) -> None:
+    """Stage 1 and combine, by the calls that the adapter makes; these calls find all else in the cache just baked."""
+    image = Image(tmp_path, keep_linked=False)
+    look = ("out", "--look", str(tmp_path / "look"), "--bitcode", str(rocm.WAITS), "--rank", "0")
+    plain = image.bake("out")
+    assert plain.returncode == 0, plain.stderr
+    done = image.bake(*look)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 kernels are compiled at start" in done.stdout
+    linted = lint.judge(lint.collect([tmp_path / "look"]), cu_count=256)
+    assert linted.status == "pass"
+    names = sorted(row["kernel"] for row in linted.data["kernels"])
+    assert [n.startswith("ep_combine") for n in names] == [True] * 6 + [False], names
+    assert "_persist_cu256_" in names[-1]
+    assert json.loads((tmp_path / "out/aot.json").read_text())["kernels"] == 2, "a look adds nothing to the cache"
+    # A cache that lacks a kernel which the calls ask for: the look compiles it, and says that the bake did not.
+    next((tmp_path / "out").rglob("*.pkl")).unlink()
+    report = json.loads((tmp_path / "out/aot.json").read_text())
+    (tmp_path / "out/aot.json").write_text(json.dumps(report | {"kernels": 1}))
+    again = image.bake(*look)
+    assert again.returncode == 1
+    assert "error: 2 kernels in" in again.stdout, again.stdout
+
+
 @pytest.mark.slow
 def test_with_the_opt_in_what_links_mori_is_kept_and_a_second_process_makes_nothing(tmp_path: Path) -> None:
-    """docker/rocm/bake.py on the real tree, one rank of V4-Flash; mori's bitcode is the lane's stand-in."""
-    upstream = checkout("MEGAMOE_FLYDSL_DIR")
-    python = os.environ.get("MEGAMOE_FLYDSL_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import flydsl"], capture_output=True, timeout=120).returncode:
-        pytest.skip(f"{python} has no flydsl; name one that has with MEGAMOE_FLYDSL_PYTHON")
-    tree, site = tmp_path / "tree", tmp_path / "site"
-    for name in ("kernels", "python"):
-        shutil.copytree(upstream / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for work in (command.job(flydsl=tree), command.job(compiler=tree)):
-        assert command.move(work, undo=False).data["changed"]
-        assert command.move(work, undo=False).data["changed"] == []
-        assert command.check(work, allow_drift=False).status == "pass"
-    # The overlay: the wheel's native part under the tree's Python.
-    where = "import importlib.util as u; print(u.find_spec('flydsl').submodule_search_locations[0])"
-    wheel = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
-    for folder in (wheel, wheel.with_name("flydsl.libs")):
-        for path in folder.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                target = site / folder.name / path.relative_to(folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(path)
-    for path in (tree / "python/flydsl").rglob("*.py"):
-        target = site / "flydsl" / path.relative_to(tree / "python/flydsl")
-        target.unlink(missing_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    for name, text in MORI.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
-    root = Path(__file__).resolve().parents[2]
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{site}:{root / 'scripts'}:{root / 'atom_patch'}",
-        "ROCM_PATH": str(rocm.make_tree(tmp_path / "rocm")),
-    }
-
-    def bake(out: str, *more: str) -> subprocess.CompletedProcess[str]:
-        argv = [python, str(root / "docker/rocm/bake.py"), "--kernels", str(tree), "--out", str(tmp_path / out)]
-        argv += ["--profile", "deepseek-v4-flash", *more]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1800)
-
+    """docker/rocm/bake.py on the real tree."""
+    image = Image(tmp_path, keep_linked=True)
+    upstream, tree, bake = image.upstream, image.tree, image.bake
     plain = bake("plain")
     assert plain.returncode == 0, plain.stderr
     counted = json.loads((tmp_path / "plain/aot.json").read_text())

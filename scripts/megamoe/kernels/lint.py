@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _ELF = b"\x7fELF"
 _ESCAPED = b'"\\7FELF'
+_SUFFIXES = (".hsaco", ".co", ".pkl", ".mlir")
 _AMDGPU = (224).to_bytes(2, "little")
 
 
@@ -54,7 +55,7 @@ def _unescape(text: bytes) -> bytes:
 
 
 def code_objects_in(data: bytes) -> list[bytes]:
-    """The AMD code objects in a file: the file itself, or those that a cache entry of FlyDSL holds as MLIR text.
+    """The AMD code objects in a file: the file itself, or those in MLIR text, alone or in a cache entry of FlyDSL.
 
     A cache entry is a pickle; it is searched, never loaded, so that looking at one runs nothing.
     """
@@ -117,7 +118,7 @@ def collect(paths: Iterable[Path]) -> list[Image]:
             bundles = sorted(p.parent for p in path.rglob("bundle.json"))
             for bundle in bundles:
                 found += _of_bundle(bundle)
-            for file in sorted(p for p in path.rglob("*") if p.suffix in (".hsaco", ".co", ".pkl") and p.is_file()):
+            for file in sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file()):
                 if not any(file.is_relative_to(b) for b in bundles):
                     found += _of_file(file)
         if not found:
