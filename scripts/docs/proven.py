@@ -71,15 +71,24 @@ def _code(settle: str) -> str:
 
 def _tree(edits: list[str]) -> str:
     """A tree by the edits that it carries."""
-    return "stock" if not edits else "all six" if len(edits) == len(EDITS) else ", ".join(edits)
+    return (
+        "stock"
+        if not edits
+        else "all six"
+        if len(edits) == len(EDITS)
+        else f"all but {(set(EDITS) - set(edits)).pop()}"
+        if len(edits) == len(EDITS) - 1
+        else ", ".join(edits)
+    )
 
 
 def _experiments() -> Iterator[str]:
     data = figures()
+    days = ", ".join(sorted({e["date"] for e in data["experiments"]}))
     yield "## The edits, without and with"
     yield ""
     yield (
-        f"{data['date']}, FlyDSL {data['flydsl_commit'][:9]}: {data['conditions']}. *Wrong* is a run whose output is "
+        f"{days}, FlyDSL {data['flydsl_commit'][:9]}: {data['conditions']}. *Wrong* is a run whose output is "
         "not the reference's bit for bit, *hung* one that did not end. Cases: `kernel_lane/capture/cases.py`; `:10` is "
         "a SwiGLU limit of 10."
     )

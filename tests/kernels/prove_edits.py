@@ -1,7 +1,8 @@
 """The edits of FlyDSL proven by execution, with and without: captures, runs hostile schedules, writes figures as JSON.
 
-Usage: python prove_edits.py FLYDSL WORK [--seeds N] [--only EDIT...] > figures.json
+Usage: python prove_edits.py FLYDSL WORK FIGURES [--seeds N] [--only EDIT[/CASE]...]
 MEGAMOE_FLYDSL_PYTHON names the Python that has flydsl 0.2.4; WORK keeps trees and bundles, so a second run is quick.
+FIGURES is a file like scripts/docs/proven_edits.json: each experiment that ran replaces its row there, in plan order.
 
 An experiment runs one case from two trees: `without` the edit, and `with` it. Its figures are the runs whose output is
 not the reference's bit for bit (`wrong`), that did not end (`hung`), and all runs. It holds when something goes wrong
@@ -30,14 +31,17 @@ import numpy as np
 HERE = Path(__file__).parent
 ADAPTER = HERE.parents[1] / "atom_patch"
 
-# Trees by name: the edits that they carry. "stock" is upstream's; the pairs differ in exactly the edit in question.
+ALL = ("swiglu_limit", "publish_order", "xcd_guard", "launch_epoch", "tile_wait", "payload_wait")
+# Trees by name: the edits that they carry. "stock" is upstream's; a pair all_but_X, all differs in exactly the edit X,
+# so that no other fault (E9 at eight ranks, above all) can be taken for the one in question.
 TREES: dict[str, tuple[str, ...]] = {
     "stock": (),
     "swiglu_limit": ("swiglu_limit",),
     "publish_order": ("publish_order",),
     "both_fixed_slot": ("publish_order", "payload_wait"),
     "tile_wait": ("tile_wait",),
-    "all": ("swiglu_limit", "publish_order", "xcd_guard", "launch_epoch", "tile_wait", "payload_wait"),
+    "all": ALL,
+    **{f"all_but_{left_out}": tuple(e for e in ALL if e != left_out) for left_out in ALL[2:]},
 }
 HANG_LIMIT = 4_000_000
 """Instructions after which a layer as small as `micro` (57,000) counts as hung."""
@@ -77,16 +81,24 @@ EXPERIMENTS = (
     Experiment("publish_order", "E9", "w8_compact", ("random@*",), shows=False),
     Experiment("xcd_guard", "E2", "cu4", ("order",)),
     Experiment("xcd_guard", "E2", "a4w4_cu4", ("order",)),
+    Experiment("xcd_guard", "E2", "w8_cu4", ("random@*",), "all_but_xcd_guard"),
     *(
         Experiment("launch_epoch", "E1", case, ("order",), start=start, shows=start == 2**31 - 1)
         for case in ("micro", "micro_compact", "w2_compact")
         for start in (2**31 - 1, 2**31, 2**32 - 1, 2**32)
     ),
+    *(
+        Experiment("launch_epoch", "E1", case, ("random@*",), "all_but_launch_epoch", start=2**31 - 1)
+        for case in ("w8_changing", "w8_compact")
+    ),
     Experiment("tile_wait", "L1", "dense", ("late:fifo+@*",), after="tile_wait"),
     Experiment("tile_wait", "L1", "dense_compact", ("late@*",), after="tile_wait"),
     Experiment("tile_wait", "L1", "dense_compact", ("late@*",)),
+    Experiment("tile_wait", "L1", "w8_dense", ("late:fifo+@*",), "all_but_tile_wait"),
+    Experiment("tile_wait", "L1", "w8_dense_compact", ("late@*",), "all_but_tile_wait"),
     Experiment("payload_wait", "L2", "micro", ("slow@*",), "publish_order", "both_fixed_slot"),
     Experiment("payload_wait", "L2", "w2", ("slow@*",), "publish_order", "both_fixed_slot"),
+    Experiment("payload_wait", "L2", "w8_changing", ("slow@*",), "all_but_payload_wait"),
     Experiment("payload_wait", "E9, L2", "w8_changing", ("slow@*",), share=0.2),
 )  # fmt: skip
 
@@ -197,6 +209,7 @@ def prove(shop: Workshop, e: Experiment, seeds: int, say: Callable[[str], None])
     """Figures of one experiment, before and after its edit."""
     schedules = spread(e.schedules, max(1, round(seeds * e.share)))
     figures: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(), "seeds": seeds,
         "edit": e.edit, "fault": e.fault, "case": e.case, "schedules": list(e.schedules), "launches_before": e.start,
         "trees": {"without": list(TREES[e.before]), "with": list(TREES[e.after])},
     }  # fmt: skip
@@ -219,27 +232,51 @@ def prove(shop: Workshop, e: Experiment, seeds: int, say: Callable[[str], None])
     return figures
 
 
+def row_of(e: Experiment) -> tuple[Any, ...]:
+    """What tells an experiment's row in the figures from every other."""
+    return e.edit, e.fault, e.case, list(e.schedules), e.start, list(TREES[e.before]), list(TREES[e.after])
+
+
+def row_in(figures: dict[str, Any]) -> tuple[Any, ...]:
+    keys = ("edit", "fault", "case", "schedules", "launches_before")
+    return *(figures[k] for k in keys), figures["trees"]["without"], figures["trees"]["with"]
+
+
+def merged(figures: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The figures with one experiment's row new, in plan order; a row whose experiment is no more is left out."""
+    rows = [new, *(r for r in figures.get("experiments", []) if row_in(r) != row_in(new))]
+    planned = [row_of(e) for e in EXPERIMENTS]
+    return figures | {
+        "experiments": sorted((r for r in rows if row_in(r) in planned), key=lambda r: planned.index(row_in(r)))
+    }
+
+
+def chosen(only: list[str]) -> list[Experiment]:
+    return [e for e in EXPERIMENTS if not only or e.edit in only or f"{e.edit}/{e.case}" in only]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("flydsl", type=Path)
     parser.add_argument("work", type=Path)
+    parser.add_argument("figures", type=Path)
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], metavar="EDIT[/CASE]")
     options = parser.parse_args()
     sys.path[:0] = [str(ADAPTER), str(HERE.parents[1] / "scripts")]
     from megamoe_atom import kernel_edits
 
     shop = Workshop(options.flydsl, options.work, os.environ.get("MEGAMOE_FLYDSL_PYTHON", sys.executable))
-    chosen = [e for e in EXPERIMENTS if not options.only or e.edit in options.only]
-    figures = {
-        "date": datetime.now(UTC).date().isoformat(),
+    head = {
         "flydsl_commit": kernel_edits.pinned().commit,
         "conditions": "compiled for gfx950 by flydsl 0.2.4, executed by this repository's lane; no GPU; odd seeds "
         "start from memory of 0xFF",
-        "seeds": options.seeds,
-        "experiments": [prove(shop, e, options.seeds, lambda t: print(t, file=sys.stderr, flush=True)) for e in chosen],
     }
-    print(json.dumps(figures, indent=1))
+    for e in chosen(options.only):
+        row = prove(shop, e, options.seeds, lambda t: print(t, file=sys.stderr, flush=True))
+        # Read again and written after each: hours of runs are not lost to the last, and another process may add rows.
+        have = json.loads(options.figures.read_text()) if options.figures.exists() else {}
+        options.figures.write_text(json.dumps(merged(have | head, row), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,12 @@ _MICRO = Case("micro", 1, 512, 256, 4, 2, 16, (Forward((5,)),), golden="micro", 
 _U32 = {"tile_m": 32, "tile_n": 256, "gemm2_tile_m": 16, "gemm2_tile_n": 128, "gemm2_tile_k": 256}
 _W8 = (3, 6, 1, 3, 6, 1, 3, 6)
 _CHANGING = tuple(Forward(_W8, seed=50 * k) for k in range(3))
+_W8_CHANGING = Case("w8_changing", 8, 512, 256, 16, 3, 8, _CHANGING,
+                    why="eight ranks, another routing in every forward (E9)")  # fmt: skip
 _DENSE = Case("dense", 1, 1024, 256, 2, 2, 64, (Forward((64,)),), cu=3,
               why="full 64-row tiles and four K-steps: the counted wait (L1)")  # fmt: skip
+_W8_DENSE = Case("w8_dense", 8, 1024, 256, 8, 2, 64, tuple(Forward((40,) * 8, seed=50 * k) for k in range(2)), cu=8,
+                 why="eight ranks, full tiles, four K-steps, another routing in the second forward (L1)")  # fmt: skip
 
 CASES: dict[str, Case] = {
     c.name: c
@@ -71,11 +75,14 @@ CASES: dict[str, Case] = {
         Case("w2_compact", 2, 512, 256, 4, 2, 16, (Forward((5, 8)),), compact=True, golden="w2_compact",
         why="two ranks, compact"),
         Case("w8", 8, 512, 256, 16, 3, 8, (Forward(_W8),), golden="w8", why="eight ranks"),
-        Case("w8_changing", 8, 512, 256, 16, 3, 8, _CHANGING, why="eight ranks, another routing in every forward (E9)"),
+        _W8_CHANGING,
+        replace(_W8_CHANGING, name="w8_cu4", cu=4, why="the same on 4 compute units (E2)"),
         Case("w8_compact", 8, 512, 256, 16, 3, 8, _CHANGING, compact=True,
         why="eight ranks, compact, another routing in every forward"),
         _DENSE,
         replace(_DENSE.compacted("dense_compact"), why="the same, compact"),
+        _W8_DENSE,
+        replace(_W8_DENSE.compacted("w8_dense_compact"), why="the same, compact"),
         replace(_DENSE, name="dense_noasync", arguments={"use_async_copy": False},
         why="the same without copies to LDS"),
         Case("cu4", 1, 1024, 256, 4, 2, 64, (Forward((40,)),), cu=4, combine=(4, 4),
