@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from megamoe.patch import command, tree
+from megamoe.patch.contract import Broken
 from megamoe.patch.rules import PinnedFile, Upstream, blob_id, load_rules, transform
 from megamoe_atom.problem import Problem
 from test_rules import SOURCES
@@ -162,6 +164,26 @@ def test_a_tree_that_may_not_be_written_is_refused_whole(pinned: Path) -> None:
     for folder in folders:
         folder.chmod(0o755)
     assert told == "atom_read_only"
+    assert contents(pinned) == before
+
+
+def test_a_result_that_is_not_the_pinned_one_is_not_written(pinned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(pinned)
+    upstream = command.load_upstream("atom")
+    files = tuple(PinnedFile(f.path, {frozenset(): f.before, ALL: "0" * 40}) for f in upstream.files)
+    monkeypatch.setattr(command, "load_upstream", lambda _name: replace(upstream, files=files))
+    with pytest.raises(Problem) as caught:
+        command.move(command.job(pinned), undo=False)
+    assert caught.value.code == "post_image"
+    assert contents(pinned) == before
+
+
+def test_a_tree_that_breaks_the_contract_is_not_edited(pinned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(pinned)
+    broken = Broken("atom/config.py", "class Config has no hf_config", "the launch is judged by it")
+    monkeypatch.setattr(command, "check_contract", lambda *_: ([broken], 1))
+    outcome = command.move(command.job(pinned), undo=False)
+    assert (outcome.status, [f.code for f in outcome.findings]) == ("fail", ["contract"])
     assert contents(pinned) == before
 
 

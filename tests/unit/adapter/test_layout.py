@@ -247,6 +247,11 @@ def test_a_gpu_pass_that_fails_is_not_used_and_the_log_says_why(
     assert told in caplog.text
 
 
+def test_aligned_weights_move_in_words_of_sixteen_bytes() -> None:
+    words = layout._words(torch.zeros((2, 1024), dtype=torch.uint8))
+    assert (words.element_size(), tuple(words.shape)) == (16, (2, 64, 1))
+
+
 def test_a_half_converted_layer_and_the_other_form_are_refused() -> None:
     raw = raw_layer()
     layer = layout.convert_layer_tensors(*raw)

@@ -45,6 +45,13 @@ def test_what_is_written_comes_back_in_rank_order(tmp_path: Path) -> None:
     assert got[0].updated_at >= got[0].started_at
 
 
+def test_a_start_removes_what_ranks_of_a_larger_group_have_left(tmp_path: Path) -> None:
+    for rank in (7, 8, 12):
+        (tmp_path / f"rank-{rank}.json").write_text("{}")
+    StatusWriter(tmp_path, status(0))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-0.json", "rank-7.json"]
+
+
 def test_forwards_are_counted_each_and_written_once_per_interval(tmp_path: Path) -> None:
     clock = Clock()
     writer = StatusWriter(tmp_path, status(), interval_s=5.0, clock=clock)

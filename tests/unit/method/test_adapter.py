@@ -188,6 +188,17 @@ def test_a_layer_that_cannot_run_is_refused_before_a_byte_moves(change: dict[str
     assert torch.equal(layer.w13_weight, before)
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "code"), [("hidden_pad", 64, "padding"), ("static_input_scales", True, "static_scales")]
+)
+def test_what_only_the_method_knows_is_refused(attribute: str, value: object, code: str) -> None:
+    method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
+    setattr(method, attribute, value)
+    with pytest.raises(Problem) as caught:
+        method.process_weights_after_loading(one_rank())
+    assert code in {r.code for r in caught.value.reasons}
+
+
 def test_scales_of_another_block_size_are_refused() -> None:
     method = mega_method_class(Base)("quant", "moe", runtime=make_runtime())
     method.quant_type = "QuantType.per_1x128"
@@ -557,6 +568,7 @@ def test_a_good_launch_has_no_reason_against_it() -> None:
         ({"parallel_config": SimpleNamespace(data_parallel_size=1)}, {}),
         ({"enable_expert_parallel": False}, {}),
         ({"enable_tbo": True}, {}),
+        ({"enable_tbo_decode": True}, {}),
         ({"eplb_enable": True}, {}),
         ({"plugin_config": SimpleNamespace(is_vllm=True)}, {}),
         ({"prefill_context_parallel_size": 2}, {}),
@@ -564,6 +576,7 @@ def test_a_good_launch_has_no_reason_against_it() -> None:
         ({}, {"ATOM_MEGA_MTPR": "8192"}),
         ({}, {"MORI_SHMEM_MODE": "ISOLATION"}),
         ({}, {"ATOM_USE_TRITON_MOE": "1"}),
+        ({}, {"ATOM_USE_TRITON_MOE_DECODE": "1"}),
         ({}, {"COMPILE_ONLY": "1"}),
         ({}, {"ATOM_FLYDSL_KERNELS_PATH": ""}),
     ],
@@ -666,6 +679,7 @@ def test_a_start_on_a_machine_that_fits_loads_the_kernels_and_makes_the_runtime(
     runtime = startup.make_runtime(launch, environment)
     assert loaded == [tmp_path]
     assert runtime.selftest is None and len(runtime.pool) == 0
+    assert runtime._mtpr == 8192
     assert runtime._clone, "without a shared expert the routed output itself is kept over the next layer"
     launch.hf_config = SimpleNamespace(n_shared_experts=1)
     assert not startup.make_runtime(launch, environment)._clone
