@@ -91,9 +91,11 @@ def _runtime_says_free(row: Facts) -> bool:
 def _owners(facts: Facts, used: dict[str, float]) -> list[Finding]:
     shown = ", ".join(f"GPU {i}: {u:g} MB" for i, u in list(used.items())[:16])
     processes = rows(facts.get("kfd_processes"))
-    held = [c for c in rows(facts.get("containers")) or [] if c.get("gpu")]
+    held = [c for c in rows(facts.get("containers")) or [] if storage.has_gpu(c)]
     owners = [p for p in processes or [] if p.get("alive") is not False and (num(p.get("vram_mb")) or 0) > 0]
-    if owners or held:
+    # A tool that looks at the GPUs has a few MB of its own: that is not what is missing.
+    explained = sum(num(p.get("vram_mb")) or 0 for p in owners) > STRANDED_MB
+    if explained or held:
         who = ", ".join(
             [f"pid {p.get('pid')} ({str(p.get('name'))[:40]}, {p.get('vram_mb')} MB)" for p in owners[:16]]
             + [f"container {str(c.get('name'))[:60]}" for c in held[:16]]

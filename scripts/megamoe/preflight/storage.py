@@ -161,12 +161,19 @@ def locks(facts: Facts) -> list[Finding]:
     )
 
 
+def has_gpu(container: Facts) -> bool:
+    """Whether a listed container holds GPU device nodes: said as such, or to be seen from its devices."""
+    devices = container.get("devices")
+    return container.get("gpu") is True or bool(container.get("gpus")) or any(
+        "/dev/kfd" in text(d, 200) or "/dev/dri" in text(d, 200) for d in (devices if isinstance(devices, list) else []))
+
+
 def held(facts: Facts, deploy: Deploy) -> list[Finding]:
     """Containers that hold GPU device nodes without using memory now; in use is judged with VRAM."""
     others = [
         text(r.get("name"), 60)
         for r in rows(facts.get("containers")) or []
-        if r.get("gpu") is True and text(r.get("name"), 60).strip("/") != deploy.container.name
+        if has_gpu(r) and text(r.get("name"), 60).strip("/") != deploy.container.name
     ]
     busy = any((num(r.get("vram_used_mb")) or 0) > 2048 for r in rows(facts.get("gpus")) or [])
     return (

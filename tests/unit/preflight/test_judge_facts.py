@@ -274,3 +274,18 @@ def test_the_collector_runs_alone_and_says_what_it_could_not_know() -> None:
     assert done.returncode == 0
     assert isinstance(facts["unknown"], list)
     assert facts["probe"]["host_open_kfd_rdwr"]
+
+
+@pytest.mark.parametrize(("vram_mb", "code"), [(12, "HOST_VRAM_STRANDED"), (44900, "GPU_BUSY")])
+def test_a_process_that_only_looks_at_the_gpus_does_not_own_their_memory(vram_mb: int, code: str) -> None:
+    facts = {**GOOD, "gpus": [{"id": 0, "vram_total_mb": 294896, "vram_used_mb": 46111, "partition": "SPX"}],
+             "kfd_processes": [{"pid": 77, "name": "amd-smi", "vram_mb": vram_mb, "alive": True}]}  # fmt: skip
+    found = {f.code: f for f in judge(facts, DEPLOY)}
+    assert code in found and ("77" in found[code].what) is (code == "GPU_BUSY")
+
+
+@pytest.mark.parametrize("how", [{"gpu": True}, {"gpus": [0]}, {"devices": ["/dev/kfd:/dev/kfd"]}], ids=str)
+def test_a_container_with_gpu_devices_is_seen_however_it_is_listed(how: dict[str, Any]) -> None:
+    codes = {f.code for f in judge({**GOOD, "containers": [{"name": "other", **how}]}, DEPLOY)}
+    assert "GPU_SHARED" in codes
+    assert "GPU_SHARED" not in {f.code for f in judge({**GOOD, "containers": [{"name": "other"}]}, DEPLOY)}
