@@ -164,8 +164,9 @@ def locks(facts: Facts) -> list[Finding]:
 def has_gpu(container: Facts) -> bool:
     """Whether a listed container holds GPU device nodes: said as such, or to be seen from its devices."""
     devices = container.get("devices")
+    paths = [text(d, 200) for d in devices] if isinstance(devices, list) else []
     return container.get("gpu") is True or bool(container.get("gpus")) or any(
-        "/dev/kfd" in text(d, 200) or "/dev/dri" in text(d, 200) for d in (devices if isinstance(devices, list) else []))
+        "/dev/kfd" in path or "/dev/dri" in path for path in paths)
 
 
 def held(facts: Facts, deploy: Deploy) -> list[Finding]:
