@@ -216,41 +216,40 @@ static void make_tables(void) {
     }
     for (int c = 0; c < 16; c++) fp4_value[c] = c & 8 ? -four[c & 7] : four[c & 7];
 }
-/* One operand: 16 rows of 128 values and, per row, 4 scales. */
-static void mfma_operand(Wave *w, int code, int form, int scale_code, int byte, double (*x)[128], double (*scale)[4]) {
+/* One operand: 128 values of 16 rows, as [k][row], and per row 4 scales, as [k block][row]. */
+static void mfma_operand(Wave *w, int code, int form, int scale_code, int byte, double (*x)[16], double (*scale)[16]) {
     for (int l = 0; l < 64; l++) {
         int m = l & 15, q = l >> 4;
         u32 s = reg(w, scale_code)[l] >> 8 * byte & 255;
-        scale[m][q] = e8m0_value[s];
+        scale[q][m] = e8m0_value[s];
         if (form == 0)
             for (int k = 0; k < 32; k++) {
                 u32 c = w->v[code - 256 + k / 4][l] >> 8 * (k & 3) & 255;
-                x[m][k < 16 ? 16 * q + k : 64 + 16 * q + k - 16] = fp8_value[c];
+                x[k < 16 ? 16 * q + k : 64 + 16 * q + k - 16][m] = fp8_value[c];
             }
         else
-            for (int k = 0; k < 32; k++) x[m][32 * q + k] = fp4_value[w->v[code - 256 + k / 8][l] >> 4 * (k & 7) & 15];
+            for (int k = 0; k < 32; k++) x[32 * q + k][m] = fp4_value[w->v[code - 256 + k / 8][l] >> 4 * (k & 7) & 15];
     }
 }
-/* Exact inside each block of 32 (float64 holds the products and their sum), float64 across blocks and C, one rounding. */
+typedef double Row8 __attribute__((vector_size(64)));
+/* Exact inside each block of 32 (float64 holds the products and their sum, in any order), float64 across blocks and C, one
+   rounding. Four rows at a time: their sums stay in registers, where one row's would wait for its own last addition. */
 static void mfma_16x16x128(Wave *w, const Ins *i) {
-    double a[16][128], b[16][128], bt[128][16], sa[16][4], sb[16][4], d[16][16];
+    double a[128][16], sa[4][16], sb[4][16], d[16][16] = {{0}};
+    Row8 b[128][2];
     mfma_operand(w, i->s[0], i->fmt_a, i->s[3], (i->opsel & 1) + 2 * (i->opsel_hi & 1), a, sa);
-    mfma_operand(w, i->s[1], i->fmt_b, i->s[4], (i->opsel >> 1 & 1) + 2 * (i->opsel_hi >> 1 & 1), b, sb);
-    for (int k = 0; k < 128; k++)
-        for (int n = 0; n < 16; n++) bt[k][n] = b[n][k];
-    for (int m = 0; m < 16; m++) {
-        double sum[4][16] = {{0}};
-        for (int q = 0; q < 4; q++)
-            for (int k = 32 * q; k < 32 * q + 32; k++) {
-                double x = a[m][k];
-                for (int n = 0; n < 16; n++) sum[q][n] += x * bt[k][n];
-            }
-        for (int n = 0; n < 16; n++) {
-            double t = 0;
-            for (int q = 0; q < 4; q++) t += sum[q][n] * (sa[m][q] * sb[n][q]);
-            d[m][n] = t;
+    mfma_operand(w, i->s[1], i->fmt_b, i->s[4], (i->opsel >> 1 & 1) + 2 * (i->opsel_hi >> 1 & 1), (double(*)[16])b, sb);
+    for (int q = 0; q < 4; q++)
+        for (int m = 0; m < 16; m += 4) {
+            Row8 sum[4][2] = {{{0}}};
+            for (int k = 32 * q; k < 32 * q + 32; k++)
+                for (int r = 0; r < 4; r++) {
+                    sum[r][0] += a[k][m + r] * b[k][0];
+                    sum[r][1] += a[k][m + r] * b[k][1];
+                }
+            for (int r = 0; r < 4; r++)
+                for (int n = 0; n < 16; n++) d[m + r][n] += sum[r][n / 8][n % 8] * (sa[q][m + r] * sb[q][n]);
         }
-    }
     for (int l = 0; l < 64; l++)
         for (int r = 0; r < 4; r++) {
             int m = 4 * (l >> 4) + r, n = l & 15;
