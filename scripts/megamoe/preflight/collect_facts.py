@@ -20,7 +20,7 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional  # noqa: UP035 - Python 3.9
+from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035 - Python 3.9
 
 AMD_VENDOR = "0x1002"
 ACCELERATOR_CLASSES = ("0x1200", "0x0300", "0x0302", "0x0380")
@@ -35,15 +35,21 @@ def read(path: str) -> Optional[str]:  # noqa: UP045 - Python 3.9
         return None
 
 
-def run(*argv: str) -> Optional[str]:  # noqa: UP045
-    """Standard output of a program that is present and succeeds, None otherwise. No shell, 20 s at most."""
+def ended(*argv: str) -> Optional[Tuple[int, str]]:  # noqa: UP006, UP045
+    """Exit status and standard output of a program; None where it is absent or did not end. No shell, 20 s at most."""
     if shutil.which(argv[0]) is None:
         return None
     try:
         done = subprocess.run(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def run(*argv: str) -> Optional[str]:  # noqa: UP045
+    """Standard output of a program that is present and succeeds, None otherwise."""
+    done = ended(*argv)
+    return done[1] if done and done[0] == 0 else None
 
 
 def as_json(text: Optional[str]) -> Any:  # noqa: UP045
@@ -391,7 +397,10 @@ def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: 
     kernel_log = run("dmesg")
     if kernel_log is not None:  # the end of it: a host that runs for months has long begun to forget
         facts["dmesg"] = [line for line in kernel_log.splitlines() if "amdgpu" in line or "kfd" in line][-500:]
-    rocm = as_json(run("rocm-smi", "--showid", "--json"))
+    smi = ended("rocm-smi", "--showid", "--json")
+    if smi is not None:
+        facts["probe"]["rocm_smi_exit"] = smi[0]
+    rocm = as_json(smi[1]) if smi is not None and smi[0] == 0 else None
     if isinstance(rocm, dict):
         optional["rocm_smi_gpus"] = sum(1 for k in rocm if re.match(r"card\d+$", k))
     numa = read("/proc/sys/kernel/numa_balancing")

@@ -289,3 +289,24 @@ def test_a_container_with_gpu_devices_is_seen_however_it_is_listed(how: dict[str
     codes = {f.code for f in judge({**GOOD, "containers": [{"name": "other", **how}]}, DEPLOY)}
     assert "GPU_SHARED" in codes
     assert "GPU_SHARED" not in {f.code for f in judge({**GOOD, "containers": [{"name": "other"}]}, DEPLOY)}
+
+
+@pytest.mark.parametrize(
+    ("script", "ended", "cards"),
+    [
+        pytest.param("echo '{\"card0\": {}, \"card1\": {}}'", 0, 2, id="it answers"),
+        pytest.param("echo '{\"card0\": {}}'; exit 2", 2, None, id="it fails, so what it said does not count"),
+        pytest.param("kill -SEGV $$", -11, None, id="it crashes"),
+        pytest.param(None, None, None, id="it is not there"),
+    ],
+)
+def test_how_the_gpu_tool_ended_is_a_fact(
+    script: str | None, ended: int | None, cards: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if script is not None:
+        (tmp_path / "rocm-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "rocm-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    facts = collect_facts.collect()
+    assert facts["probe"].get("rocm_smi_exit") == ended
+    assert facts.get("rocm_smi_gpus") == cards
