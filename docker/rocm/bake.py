@@ -258,9 +258,10 @@ def looked(
 ) -> int:
     """Writes what a look compiled, and refuses a cache that a service would have to add to."""
     if (recorded["cache"], recorded["kernels"]) != (key, entries):
-        print(f"error: {entries} kernels in {key}, baked were {recorded['kernels']} in {recorded['cache']}")
-        print("  why: a service asks for kernels that the bake did not make, and would compile them while peers wait")
-        print("  fix: compare the calls of megamoe_atom/experts.py with bake_profile; bake and look alike")
+        baked = f"{recorded['kernels']} in {recorded['cache']}"
+        print(f"error: {entries} kernels in {key}, baked were {baked}", file=sys.stderr)
+        print("  why: a service asks for kernels that were not baked, and would compile as peers wait", file=sys.stderr)
+        print("  fix: compare the calls of megamoe_atom/experts.py with bake_profile", file=sys.stderr)
         return 1
     if not texts:
         print("error: nothing was compiled beyond the cache", file=sys.stderr)

@@ -31,6 +31,16 @@ base_mirror() {
     fi
 }
 
+# A new folder PREFIX.XXXXXX. Callers must stop when there is none: bash ignores `set -e` left of an `||`, and what follows
+# tidies up below the folder, which without it would be this machine.
+base_folder() { # PREFIX
+    mktemp -d "$1.XXXXXX" || {
+        base_error "no folder $1.* can be made" "the base is unpacked there" \
+            "see the line above (space, permissions), or point MEGAMOE_STATE at another file system"
+        return 4
+    }
+}
+
 # Runs inside `unshare --mount`, so that /proc in the chroot goes away however this ends.
 # shellcheck disable=SC2016 # expanded by the inner shell
 BASE_INSTALL='set -eu
@@ -77,22 +87,22 @@ ensure_base_image() { # TAG PACKAGE...
 }
 
 # The suite's minimal system, from which every base of the day is made: a tar of debootstrap's tree, whole or absent.
-# Two bases made at once take turns here. Errors are passed on by hand: bash ignores `set -e` left of an `||`. Its package lists age, and the mirror drops what they name: after a day, anew.
+# Two bases made at once take turns here. Its package lists age, and the mirror drops what they name: after a day, anew.
 make_minimal() { # STATE; in a subshell of its own, so that lock and trap are ours
     set -euo pipefail
     local state=$1 tar=$1/minimal-$BASE_SUITE.tar log=$1/minimal.log root mirror
-    exec {lock}>"$state/minimal.lock"
-    flock "$lock"
+    exec {lock}>"$state/minimal.lock" && flock "$lock" || return
     if [[ -n $(find "$tar" -mmin -1440 2>/dev/null) ]]; then
         return 0
     fi
-    root=$(mktemp -d "$state/minimal.XXXXXX")
+    root=$(base_folder "$state/minimal") || return
     # One file system: a mount that survived (it should not) is never deleted through.
     # shellcheck disable=SC2064 # the values of now are meant
     trap "rm -rf --one-file-system '$root' '$tar.part'" EXIT
     mirror=$(base_mirror)
     echo "debootstrap $BASE_SUITE" >&2
-    if ! debootstrap --variant=minbase --cache-dir="$state/debs" "$BASE_SUITE" "$root" ${mirror:+"$mirror"} >"$log" 2>&1; then
+    # A mount namespace of its own, so that its /proc goes away however it ends.
+    if ! unshare --mount debootstrap --variant=minbase --cache-dir="$state/debs" "$BASE_SUITE" "$root" ${mirror:+"$mirror"} >"$log" 2>&1; then
         tail -n 5 "$log" >&2
         base_error "debootstrap of $BASE_SUITE failed (whole log: $log)" "the base image cannot be made without a Debian mirror" \
             "check the network to the mirror, or name another in MEGAMOE_DEBIAN_MIRROR"
@@ -106,7 +116,7 @@ make_base_image() { # TAG RECIPE STATE PACKAGE...; in a subshell of its own, so 
     local tag=$1 recipe=$2 state=$3 root log
     shift 3
     (make_minimal "$state") || return
-    root=$(mktemp -d "$state/base.XXXXXX")
+    root=$(base_folder "$state/base") || return
     log=$root.log
     # shellcheck disable=SC2064 # the value of now is meant
     trap "rm -rf --one-file-system '$root'" EXIT

@@ -84,6 +84,15 @@ except KeyboardInterrupt:
     assert not any(_alive(int((tmp_path / name).read_text())) for name in "ab")
 
 
+def test_a_child_that_outlives_its_script_is_ended_too(tmp_path: Path) -> None:
+    """The script goes at TERM, its child only ignores it: nothing may build on after a stop."""
+    script = "(trap '' TERM; echo $BASHPID >pid.part; mv pid.part pid; while :; do sleep 0.1; done) & wait"
+    with pytest.raises(ValueError), program(["bash", "-c", script], cwd=tmp_path):
+        child = _child(tmp_path)
+        raise ValueError
+    assert not _alive(child)
+
+
 def test_a_program_left_early_is_ended() -> None:
     with pytest.raises(ValueError), program(["sleep", "60"]) as process:
         raise ValueError

@@ -60,6 +60,13 @@ _SWITCHES = {
 _OPTIONAL = {"load-dummy": ("load_dummy", "empty"), "enable-tbo": ("enable_tbo", "all")}
 
 
+def one_spelling(flag: str) -> str:
+    """The same name for every spelling of an option of ATOM (-tp, --tensor_parallel_size); others as they are."""
+    known = {name: destination for name, (destination, _) in (_VALUES | _OPTIONAL).items()} | _SWITCHES
+    destination = known.get(flag.lstrip("-").replace("_", "-"))
+    return flag if destination is None else "--" + next(name for name, to in known.items() if to == destination)
+
+
 @dataclass(slots=True)
 class Read:
     """`args` as in DEPLOY, the model's path, and flags that DEPLOY does not have."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -71,14 +72,14 @@ def _halt() -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """TERM to the whole group, so that traps clean up; KILL to what stays."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
+    """TERM to the whole group, so that traps clean up; KILL to what of it is still there 10 s later."""
+    try:
+        for sign, wait_s in ((signal.SIGTERM, 10), (signal.SIGKILL, 2)):
             os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
-        return
+            end = time.monotonic() + wait_s
+            while time.monotonic() < end:
+                process.poll()  # a leader that ended counts as a member until it is reaped
+                os.killpg(process.pid, 0)
+                time.sleep(0.02)
+    except ProcessLookupError:
+        pass  # the last member is gone

@@ -8,18 +8,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from megamoe.image.arguments import one_spelling
 from megamoe.verify_deploy.rows import Row, compared, is_whole, unknown
 
 ENTRYPOINT = "megamoe-entrypoint"  # docker/Dockerfile
-# Names that ROCm/ATOM atom/model_engine/arg_utils.py gives to one option.
-_ALIAS = {
-    "-tp": "--tensor-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-pcp": "--prefill-context-parallel-size",
-    "--kv_cache_dtype": "--kv-cache-dtype",
-    "--index_cache_dtype": "--index-cache-dtype",
-    "--enable-eplb": "--eplb-enable",
-}
 
 
 def argument_rows(command: list[str], inspect: dict[str, Any], config: dict[str, Any]) -> Iterator[Row]:
@@ -79,7 +71,7 @@ def _parts(words: list[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
             name, eq, value = word.partition("=")
-            current = _ALIAS.get(name, name)
+            current = one_spelling(name)
             out[current] = (value,) if eq else ()
         elif current is not None:
             out[current] = (*out[current], word)
