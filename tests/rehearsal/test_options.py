@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,25 +99,57 @@ def test_the_cli_speaks_the_envelope_when_it_refuses() -> None:
     assert (done.returncode, body["status"], body["findings"][0]["code"]) == (2, "refused", "rehearse_nodes")
 
 
-def test_the_entry_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
-    """A copy with no virtual environment and no engine at hand: the refusal must not need either."""
-    import shutil
-
+def copy_of_the_scripts(target: Path) -> None:
+    """What scripts/rehearse.sh reads, with no virtual environment beside it."""
     for part in ("scripts", "atom_patch/megamoe_atom", "pyproject.toml"):
-        source, target = ROOT / part, tmp_path / part
-        target.parent.mkdir(parents=True, exist_ok=True)
+        source, place = ROOT / part, target / part
+        place.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(source, target)
-    done = subprocess.run(
-        ["bash", "scripts/rehearse.sh", "--fault", "nope"],
-        cwd=tmp_path,
+            shutil.copy(source, place)
+
+
+def entry_script(folder: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "scripts/rehearse.sh", *options],
+        cwd=folder,
+        env=os.environ | environ,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_the_entry_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
+    """A copy with no virtual environment and no engine at hand: the refusal must not need either."""
+    copy_of_the_scripts(tmp_path)
+    done = entry_script(tmp_path, "--fault", "nope")
     assert done.returncode == 2
     assert "gate_up_mispaired" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_entry_script_refuses_an_unfit_machine_before_it_makes_the_environments(tmp_path: Path) -> None:
+    """They take minutes; a taken port is known in the first second. The tools stand in for an engine that answers."""
+    copy_of_the_scripts(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("docker", "debootstrap", "ssh", "ssh-keygen", "ip"):
+        answers = f'case "$*" in *DockerRootDir*) echo {tmp_path};; inspect*|*" inspect "*) exit 1;; esac'
+        (tools / name).write_text(f"#!/bin/sh\n{answers if name == 'docker' else 'exit 1'}\n")
+        (tools / name).chmod(0o755)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = entry_script(
+            tmp_path,
+            PATH=f"{tools}:{os.environ['PATH']}",
+            MEGAMOE_REHEARSAL_PORT=str(port),
+            MEGAMOE_DEBIAN_MIRROR="http://127.0.0.1:9/debian",
+        )
+    assert done.returncode == 4, done.stderr
+    assert f"port {port} on 127.0.0.1 is in use by something else" in done.stderr
     assert not (tmp_path / ".venv").exists()

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from megamoe_atom.problem import Exit, Problem, Reason
 
 from megamoe.rehearse.engine import docker, inspect
-from megamoe.rehearse.settings import LABEL, PREFIX, Settings
+from megamoe.rehearse.settings import LABEL, PREFIX, Settings, from_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ def judge(facts: Facts, settings: Settings) -> list[Reason]:
                 "rehearse_subnet_taken",
                 f"{settings.subnet} overlaps {facts.subnet_taken_by}",
                 "the nodes would not be reachable",
-                "set MEGAMOE_REHEARSAL_SUBNET to a free private network",
+                "set MEGAMOE_REHEARSAL_SUBNET to a free private network (a bridge that a removed engine left "
+                "behind goes with: ip link delete NAME)",
             )
         )
     if facts.network_error:
@@ -238,3 +240,22 @@ def _network_error(settings: Settings) -> str | None:
             return None if answer.status == 200 else f"{mirror} answered {answer.status}"
     except (urllib.error.URLError, OSError, ValueError) as error:
         return f"{mirror}: {error}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """What scripts/rehearse.sh asks before it makes the environments, with nothing but the standard library: a slip in
+    the options before anything is installed (`--options-only`), the machine before minutes are spent on it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options_only = "--options-only" in words
+    try:
+        settings = from_words([word for word in words if word != "--options-only"])
+        if settings is not None and not options_only:
+            require(settings, images_ready=False)
+    except Problem as problem:
+        print(f"REFUSED: {problem}", file=sys.stderr)
+        return int(problem.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,10 +167,12 @@ def parse(
     return Settings(root, nodes, fault, selftest, path, subnet, ports[0], ports[1])
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Checks the options with nothing but the standard library, so that a slip is refused before anything is installed.
+def from_words(argv: list[str]) -> Settings | None:
+    """The settings of a command line, read with nothing but the standard library. Options that it does not know are left
+    to the CLI itself, which also says what is wrong with a number that is none (None here).
 
-    scripts/rehearse.sh calls it; options that it does not know are left to the CLI itself.
+    Raises:
+        Problem: as `parse`.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--nodes", default="2")
@@ -179,14 +180,5 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(name, default={"--selftest": "on"}.get(name))
     options, _ = parser.parse_known_args(argv)
     if not options.nodes.lstrip("-").isdecimal():
-        return 0  # the CLI says what is wrong with the word
-    try:
-        parse(int(options.nodes), options.fault, options.selftest, options.dataset)
-    except Problem as problem:
-        print(f"REFUSED: {problem}", file=sys.stderr)
-        return int(problem.exit_code)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return None
+    return parse(int(options.nodes), options.fault, options.selftest, options.dataset)
