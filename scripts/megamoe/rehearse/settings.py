@@ -168,7 +168,7 @@ def parse(
 
 
 def from_words(argv: list[str]) -> Settings | None:
-    """The settings of a command line, read with nothing but the standard library. Options that it does not know are left
+    """The settings of a command line, read with the standard library alone. Options that it does not know are left
     to the CLI itself, which also says what is wrong with a number that is none (None here).
 
     Raises:
