@@ -10,7 +10,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(mktemp -d "$work/base.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
 mkdir -p "$work/debs"
-debootstrap --variant=minbase --cache-dir="$work/debs" trixie "$root" ${MEGAMOE_DEBIAN_MIRROR:+"$MEGAMOE_DEBIAN_MIRROR"} >&2
+# A mount namespace of its own, so that its /proc goes away however it ends.
+unshare --mount debootstrap --variant=minbase --cache-dir="$work/debs" trixie "$root" ${MEGAMOE_DEBIAN_MIRROR:+"$MEGAMOE_DEBIAN_MIRROR"} >&2
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 # mori's wheel wants gRPC 1.51 with abseil 20220623: Ubuntu 24.04 has them, bookworm has them, trixie has newer ones.
 sed 's/trixie/bookworm/' "$root/etc/apt/sources.list" >"$root/etc/apt/sources.list.d/bookworm.list"

@@ -7,7 +7,8 @@ packages=(docker.io docker-buildx docker-cli iptables ca-certificates skopeo git
 root=$(mktemp -d "$work/builder.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
 mkdir -p "$work/debs"
-debootstrap --variant=minbase --cache-dir="$work/debs" trixie "$root" ${MEGAMOE_DEBIAN_MIRROR:+"$MEGAMOE_DEBIAN_MIRROR"} >&2
+# A mount namespace of its own, so that its /proc goes away however it ends.
+unshare --mount debootstrap --variant=minbase --cache-dir="$work/debs" trixie "$root" ${MEGAMOE_DEBIAN_MIRROR:+"$MEGAMOE_DEBIAN_MIRROR"} >&2
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod 755 "$root/usr/sbin/policy-rc.d"

@@ -32,7 +32,8 @@ inner() { docker exec mmimg-buildd "$@"; }
 until inner docker info >/dev/null 2>&1; do sleep 1; done
 
 if ! inner docker image inspect mmimg-base:1 >/dev/null 2>&1; then
-    "$here/make_base.sh" "$work/base.tar" "$work" "$python" "$mirror"
+    # Whole or absent: one that an earlier run left is taken as it is.
+    [[ -s $work/base.tar ]] || "$here/make_base.sh" "$work/base.tar" "$work" "$python" "$mirror"
     inner docker import --change "ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
         --change "ENV ROCM_PATH=/opt/rocm" "$work/base.tar" mmimg-base:1
     rm "$work/base.tar"
