@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Collects facts of a GPU host as one JSON object. One file, standard library only, Python >= 3.9, changes nothing.
 
-Ansible copies and runs it on bare hosts; megamoe.preflight imports it. A fact that could not be read is left out, and
-the reason is in "unknown". Keys: shared contract of `megamoe preflight --facts`.
+Ansible copies and runs it on bare hosts; megamoe.preflight imports it. A fact that could not be read is left out and
+named in "unknown"; what only the image can tell has its reason in "unknown_because". Keys: shared contract of
+`megamoe preflight --facts`. With `inside` one container of the image is started for a moment, and removed again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,36 @@ import time
 from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035 - Python 3.9
 
 AMD_VENDOR = "0x1002"
+INSIDE_S = 120  # for one container of the image: torch is read from a cold disk
+# Runs in the image. device_count asks the driver how many GPUs the process may use; no kernel and no memory on a GPU.
+INSIDE = r"""
+import errno, grp, json, os, re
+out = {"image": {"groups": {}}, "container_groups": sorted({os.getegid(), *os.getgroups()})}
+for name in ("video", "render"):
+    try:
+        out["image"]["groups"][name] = grp.getgrnam(name).gr_gid
+    except KeyError:
+        pass
+try:
+    os.close(os.open("/dev/kfd", os.O_RDWR))
+    out["open_kfd_rdwr"] = "OK"
+except OSError as error:
+    out["open_kfd_rdwr"] = errno.errorcode.get(error.errno or 0, "EUNKNOWN")
+try:
+    with open("/opt/rocm/.info/version") as file:
+        out["image"]["rocm_version"] = re.match(r"[0-9.]*[0-9]", file.read().strip())[0]
+except (OSError, TypeError):
+    pass
+try:
+    import torch
+    out["torch_device_count"] = torch.cuda.device_count()
+    # What the library was built for: get_arch_list() answers [] where the driver shows no GPU.
+    flags = getattr(torch._C, "_cuda_getArchFlags", None)
+    out["image"]["archs"] = (flags and flags() or "").split() or None
+except Exception as error:
+    out["torch_error"] = repr(error)[:200]
+print(json.dumps(out))
+"""
 ACCELERATOR_CLASSES = ("0x1200", "0x0300", "0x0302", "0x0380")
 
 
@@ -35,12 +66,13 @@ def read(path: str) -> Optional[str]:  # noqa: UP045 - Python 3.9
         return None
 
 
-def ended(*argv: str) -> Optional[Tuple[int, str]]:  # noqa: UP006, UP045
-    """Exit status and standard output of a program; None where it is absent or did not end. No shell, 20 s at most."""
+def ended(*argv: str, timeout: float = 20) -> Optional[Tuple[int, str]]:  # noqa: UP006, UP045
+    """Exit status and standard output of a program; None where it is absent or did not end in time (s). No shell."""
     if shutil.which(argv[0]) is None:
         return None
     try:
-        done = subprocess.run(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
+        done = subprocess.run(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout,
+                              check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.returncode, done.stdout.decode("utf-8", "replace")
@@ -89,16 +121,22 @@ def open_as(path: str, uid: int, gid: int, groups: List[int]) -> str:  # noqa: U
     return result
 
 
+def group_numbers(groups: str, nodes: Dict[str, Any]) -> List[int]:  # noqa: UP006
+    """The groups that the container gets: those named as numbers, else those of the device nodes."""
+    return [int(g) for g in groups.split(",") if g.isdigit()] or sorted({n["gid"] for n in nodes.values()})
+
+
 def probe_kfd(user: str, groups: str, nodes: Dict[str, Any]) -> Dict[str, Any]:  # noqa: UP006
     """What opening /dev/kfd gives: on the host, and as "UID:GID" with these groups (empty: those of the nodes).
 
-    A container of root without a user namespace opens it as root does. Without root here, nobody else can be tried.
+    A container of root without a user namespace opens it as root does. Without root here, nobody else can be tried,
+    and whom the container will run as must be known: "" tries nobody.
     """
     out: Dict[str, Any] = {"host_open_kfd_rdwr": open_rdwr("/dev/kfd")}  # noqa: UP006
-    if os.geteuid() != 0 or not os.path.exists("/dev/kfd"):  # noqa: PTH110
+    if os.geteuid() != 0 or not user or not os.path.exists("/dev/kfd"):  # noqa: PTH110
         return out
-    numbers = [int(g) for g in groups.split(",") if g.isdigit()] or sorted({n["gid"] for n in nodes.values()})
-    uid, _, gid = (user or "0:0").partition(":")
+    numbers = group_numbers(groups, nodes)
+    uid, _, gid = user.partition(":")
     if uid.isdigit() and (gid or uid).isdigit():
         out["container_groups"] = sorted({int(gid or uid), *numbers})
         out["open_kfd_rdwr"] = open_as("/dev/kfd", int(uid), int(gid or uid), numbers)
@@ -172,6 +210,56 @@ def engine_info(engine: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
             "kernel": str(raw.get("KernelVersion") or host.get("kernel") or ""),
             "rootless": bool(security.get("rootless")) or any("rootless" in str(o) for o in options or []),
             "root": str(raw.get("DockerRootDir") or store.get("graphRoot") or "")}
+
+
+def image_facts(engine: str, image: str) -> Tuple[Optional[bool], Dict[str, Any]]:  # noqa: UP006, UP045
+    """Whether the image is on this host (None: its engine does not answer), and what its configuration says.
+
+    archs: what torch has code for (PYTORCH_ROCM_ARCH, set in AMD's bases), else what aiter is compiled for.
+    rocm_version only where it is written with three numbers: "7.2" may be 7.2.0 or 7.2.4, and the difference decides.
+    """
+    listed = as_json(run(engine, "image", "inspect", image))
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict):
+        return (False if run(engine, "info") is not None else None), {}
+    settings = part(listed[0], "Config")
+    env = dict(str(e).partition("=")[::2] for e in settings.get("Env") or [])
+    out: Dict[str, Any] = {"user": str(settings.get("User") or listed[0].get("User") or "0:0")}  # noqa: UP006
+    for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS"):
+        archs = re.findall(r"gfx[0-9a-f]{3,5}\b", env.get(name, ""))
+        if archs:
+            out["archs"] = sorted(set(archs))
+            break
+    base = part(settings, "Labels").get("org.opencontainers.image.base.name")
+    said = [env.get("ROCM_VERSION", ""), *re.findall(r"rocm(\d[\d.]*)", str(base))]
+    versions = [v for v in said if re.match(r"\d+\.\d+\.\d+$", v)]
+    if versions:
+        out["rocm_version"] = versions[0]
+    return True, out
+
+
+def inside_image(engine: str, image: str, user: str, numbers: List[int]) -> Tuple[Dict[str, Any], str]:  # noqa: UP006
+    """What one container of the image sees, started with the devices and groups of the deployment, and removed.
+
+    ({}, why) when it did not end well. It pulls nothing, has no network, and can write nothing.
+    """
+    name = f"megamoe-preflight-{os.getpid()}"
+    argv = [engine, "run", "--rm", "--pull", "never", "--name", name, "--network", "none", "--read-only",
+            "--entrypoint", "python3"]
+    for device in ("/dev/kfd", "/dev/dri"):
+        if os.path.exists(device):  # noqa: PTH110
+            argv += ["--device", device]
+    for number in numbers:
+        argv += ["--group-add", str(number)]
+    if user:
+        argv += ["--user", user]
+    done = ended(*argv, image, "-c", INSIDE, timeout=INSIDE_S)
+    if done is None:
+        run(engine, "rm", "--force", name)  # its client was ended, the container may live on; the name is ours alone
+        return {}, f"a container of the image did not answer in {INSIDE_S} s"
+    found = as_json(done[1].strip().rpartition("\n")[2])
+    if done[0] != 0 or not isinstance(found, dict):
+        return {}, f"a container of the image ended with {done[0]} and no answer"
+    return found, str(found.get("torch_error") or "the image does not say")
 
 
 def kfd_nodes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
@@ -357,9 +445,37 @@ def space(path: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
             **({"fstype": kind} if kind else {})}
 
 
+def of_image(facts: Dict[str, Any], image: str, engine: str, user: str, groups: str, inside: bool) -> None:  # noqa: UP006
+    """Adds what the image decides: its own facts, whether its user opens /dev/kfd, and the GPUs that torch sees."""
+    present, config = image_facts(engine, image) if image else (None, {})
+    if present is not None:
+        facts["image_present"] = present
+    who, nodes = user or config.get("user", ""), facts["host"]["dev"]
+    facts["probe"].update(probe_kfd(who, groups, nodes))
+    why = "no image was named"
+    if image:
+        why = f"{engine} does not answer" if present is None else "the image is not on this host yet"
+    if present:
+        why = "only a container of the image can tell, and --inside-image was not given"
+    if present and inside:
+        seen, why = inside_image(engine, image, user, group_numbers(groups, nodes))
+        config.update({k: v for k, v in part(seen, "image").items() if v is not None})
+        facts["probe"].update({k: seen[k] for k in ("open_kfd_rdwr", "container_groups") if k in seen})
+        if isinstance(seen.get("torch_device_count"), int):
+            facts["torch_device_count"] = seen["torch_device_count"]
+    if config:
+        facts["image"] = config
+    missing = [f"image.{k}" for k in ("groups", "archs", "rocm_version") if k not in config]
+    missing += [] if "torch_device_count" in facts else ["torch_device_count"]
+    facts["unknown_because"] = dict.fromkeys(missing, why)
+
+
 def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: str = "docker", user: str = "",
-            groups: str = "") -> Dict[str, Any]:  # noqa: UP006
-    """All facts of this host, for a deployment: its model.path, cache_dir, image, engine, user and group numbers."""
+            groups: str = "", inside: str = "") -> Dict[str, Any]:  # noqa: UP006
+    """All facts of this host, for a deployment: its model.path, cache_dir, image, engine, user and group numbers.
+
+    inside: anything but "" starts one container of the image, for what only it can tell.
+    """
     facts: Dict[str, Any] = {"collected_at": int(time.time()), "hostname": socket.gethostname(),  # noqa: UP006
                              "kernel": platform.release(), "env": {k: v for k, v in os.environ.items() if k.endswith(
                                  "_VISIBLE_DEVICES")}}
@@ -370,7 +486,8 @@ def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: 
         except KeyError:
             continue
     facts["host"] = {"groups": named, "dev": devices(), "uid": os.geteuid()}
-    facts["probe"] = probe_kfd(user, groups, facts["host"]["dev"])
+    facts["probe"] = {}
+    of_image(facts, image, engine, user, groups, bool(inside))
     found = pci()
     facts["pci"], facts["lspci_accelerators"] = found, len(found)
     nodes = kfd_nodes()
@@ -392,8 +509,6 @@ def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: 
     facts["shm_leftovers"] = leftovers()
     if cache_dir:
         facts["stale_locks"] = stale_locks(cache_dir)
-    if image:
-        facts["image_present"] = run(engine, "image", "inspect", image) is not None
     kernel_log = run("dmesg")
     if kernel_log is not None:  # the end of it: a host that runs for months has long begun to forget
         facts["dmesg"] = [line for line in kernel_log.splitlines() if "amdgpu" in line or "kfd" in line][-500:]
@@ -427,5 +542,5 @@ def collect(model_path: str = "", cache_dir: str = "", image: str = "", engine: 
 
 
 if __name__ == "__main__":
-    json.dump(collect(*sys.argv[1:7]), sys.stdout, indent=2, sort_keys=True)
+    json.dump(collect(*sys.argv[1:8]), sys.stdout, indent=2, sort_keys=True)
     print()

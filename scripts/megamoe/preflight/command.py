@@ -18,16 +18,19 @@ def preflight(
     deploy: Annotated[str, typer.Argument(help="deploy file")],
     facts: Annotated[str, typer.Option("--facts", help="facts of the host (JSON), - for standard input")] = "",
     collect: Annotated[bool, typer.Option("--collect", help="collect the facts on this host")] = False,
+    inside_image: Annotated[
+        bool, typer.Option("--inside-image", help="with --collect: ask one short-lived container of the image too")
+    ] = False,
     kernels: Annotated[
         str, typer.Option("--kernels", help="result of `megamoe kernels verify --json` on this host, judged too")
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
 ) -> None:
     """Judge host facts before anything changes. Exit 4 when the host must not be deployed to."""
-    run_verb("preflight", lambda: _outcome(deploy, facts, collect, kernels), json_output=json_output)
+    run_verb("preflight", lambda: _outcome(deploy, facts, collect, kernels, inside_image), json_output=json_output)
 
 
-def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "") -> Outcome:
+def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "", inside: bool = False) -> Outcome:
     from megamoe.deploy.load import require_deploy
     from megamoe.preflight.judge import judge
 
@@ -36,12 +39,15 @@ def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "") -> Ou
     if collect == bool(facts_path):
         raise Problem("usage", what="give either --facts or --collect", why="there must be one source of facts",
                       fix="--collect on the host itself, --facts FILE for another host")
+    if inside and not collect:
+        raise Problem("usage", what="--inside-image was given without --collect", why="the facts in a file were "
+                      "collected already, on a host that may be another", fix="add it where the facts are collected")
     if collect:
         from megamoe.preflight.collect_facts import collect as collect_here
 
         own = deploy.container
         facts = collect_here(deploy.model.path, own.cache_dir or "", deploy.image, own.engine, own.user or "",
-                             ",".join(str(g) for g in own.group_add or []))
+                             ",".join(str(g) for g in own.group_add or []), "inside" if inside else "")
     else:
         from megamoe.text_input import load_json
 

@@ -7,7 +7,7 @@ from megamoe.envelope import Finding
 from megamoe.preflight import hardware, storage
 from megamoe.preflight.engine import engine
 from megamoe.preflight.permissions import permissions
-from megamoe.preflight.reading import Facts, finding, num, rows, text, unknown
+from megamoe.preflight.reading import Facts, finding, mapping, num, rows, text, unknown
 
 STRANDED_MB = 2048  # ROCm/rocm-systems#8263: more VRAM than this in use without an owner is not bookkeeping
 
@@ -35,7 +35,18 @@ def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
         *storage.model(facts, deploy),
         *storage.locks(facts),
         *engine(facts, deploy),
+        *unread(facts),
     ]
+
+
+def unread(facts: Facts) -> list[Finding]:
+    """What the collector could not learn of the image, one finding per reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in list(mapping(facts.get("unknown_because")).items())[:100]:
+        by_reason.setdefault(text(reason, 200) or "no reason is given", []).append(text(name, 40))
+    return [unknown("IMAGE", f"{', '.join(names)}: {reason}", "group numbers, GPU code and ROCm of the image are then "
+                    "not compared with the host", "`megamoe preflight --collect --inside-image` on the host, once the "
+                    "image is there") for reason, names in by_reason.items()]  # fmt: skip
 
 
 def vram(facts: Facts) -> list[Finding]:

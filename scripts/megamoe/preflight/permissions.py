@@ -28,7 +28,9 @@ def _findings(facts: Facts, deploy: Deploy) -> Iterator[list[Finding]]:
     fix = f"give numeric groups: container.group_add: [{numbers}]; names resolve inside the image to other numbers"
     drift = _drift(facts)
     closed = [p for p, d in nodes.items() if (bits := _rights(d)) is not None and not (bits[1] or bits[2])]
-    root = deploy.container.user is None or deploy.container.user.split(":")[0] == "0"
+    # Without container.user the image's own user counts; where that is unknown too, it may be root.
+    user = deploy.container.user or text(mapping(facts.get("image")).get("user")) or "0"
+    root = user.split(":")[0] in ("0", "root")
     refused = isinstance(opened, str) and opened != "OK"
     shut = "/dev/kfd" in closed and opened == "EACCES"  # then a group number is no remedy
     if refused and not shut:
