@@ -21,7 +21,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
-from rendered import gateway_config
+from rendered import as_this_user, gateway_config
 from simulated import ANSIBLE, ROOT, program
 
 FILES = ANSIBLE / "roles/observability/files"
@@ -66,7 +66,7 @@ def haproxy_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("haproxy")
     ports = {"gateway_bind": f"127.0.0.1:{free_port()}", "gateway_metrics_bind": f"127.0.0.1:{free_port()}"}
     text = gateway_config({"a": "serving", "b": "stopped"}, gateway_socket=str(folder / "s"), **ports)
-    (folder / "c").write_text(text.replace("127.0.0.1:8404", f"127.0.0.1:{free_port()}"))
+    (folder / "c").write_text(as_this_user(text.replace("127.0.0.1:8404", f"127.0.0.1:{free_port()}")))
     process = subprocess.Popen([binary, "-f", str(folder / "c")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(50):

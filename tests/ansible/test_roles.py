@@ -190,14 +190,6 @@ def test_a_node_that_this_run_does_not_read_stays_as_the_gateway_has_it() -> Non
     assert {s["name"]: s["enabled"] for s in servers} == {"a": True, "b": False, "c": True}
 
 
-@pytest.mark.skipif(not Path("/usr/sbin/haproxy").is_file(), reason="haproxy is not installed")
-def test_haproxy_accepts_the_configuration(tmp_path: Path) -> None:
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(gateway_config({"good": "serving"}))
-    done = subprocess.run(["/usr/sbin/haproxy", "-c", "-f", str(config)], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def play(tmp_path: Path, playbook: str, inventory_text: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs a playbook against an inventory file, with Ansible's own state under tmp_path."""
     path = tmp_path / "hosts.yml"

@@ -33,9 +33,16 @@ def servers(hostvars: Mapping[str, Mapping[str, Any]], nodes: list[str], config:
             port = state.get("port", port) if enabled else port
         elif node in now:
             port = now[node]["port"]
-        address = variables.get("megamoe_node_address", variables.get("ansible_host", node))
+        # The default of serve_address, which is not among the variables of a host that does not set it.
+        fallback = variables.get("megamoe_node_address", variables.get("ansible_host", node))
+        address = variables.get("serve_address", fallback)
         result.append({"name": node, "address": str(address), "port": int(port), "enabled": enabled})
     return result
+
+
+def quoted(text: str) -> str:
+    """One word of HAProxy's configuration, whatever it holds: in single quotes, where nothing else has a meaning."""
+    return "'" + text.replace("'", "'\\''") + "'"
 
 
 class FilterModule:
@@ -43,4 +50,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Name to function."""
-        return {"gateway_servers": servers}
+        return {"gateway_servers": servers, "gateway_quoted": quoted}
