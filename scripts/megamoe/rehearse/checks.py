@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from megamoe_atom.problem import Exit, Problem, Reason
 
+from megamoe.rehearse import tags
 from megamoe.rehearse.engine import docker, inspect
 from megamoe.rehearse.settings import LABEL, PREFIX, Settings, from_words
 
@@ -250,7 +251,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = from_words([word for word in words if word != "--options-only"])
         if settings is not None and not options_only:
-            require(settings, images_ready=False)
+            environment = settings.root / ".venv"
+            require(settings, images_ready=environment.is_dir() and tags.have_all(settings.root))
     except Problem as problem:
         print(f"REFUSED: {problem}", file=sys.stderr)
         return int(problem.exit_code)

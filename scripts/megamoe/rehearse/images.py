@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -13,24 +12,10 @@ from megamoe_atom.problem import Exit, Problem
 from megamoe.rehearse.beside import program
 from megamoe.rehearse.engine import docker, inspect
 from megamoe.rehearse.settings import LABEL, PREFIX, Settings
+from megamoe.rehearse.tags import REFERENCE_TAG, host_tag
 
 REPOSITORY = "megamoe/reference"
-REFERENCE_TAG = f"{PREFIX}reference:current"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-
-
-def host_tag(root: Path) -> str:
-    """Tag of the host image: the hash of all that goes into it, so a changed file makes a new one."""
-    digest = hashlib.sha256((root / "scripts/lib/base_image.sh").read_bytes())
-    for path in sorted((root / "docker/node").rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{PREFIX}host:{digest.hexdigest()[:12]}"
-
-
-def have_all(root: Path) -> bool:
-    """True when both images are there, so that nothing needs the network."""
-    return inspect("image", host_tag(root)) is not None and inspect("image", REFERENCE_TAG) is not None
 
 
 def ensure_host_image(settings: Settings, log: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from megamoe_atom.problem import Exit, Problem
 
 from megamoe.envelope import Finding, Outcome, as_json, outcome_of_problem
-from megamoe.rehearse import baseline, checks, cluster, images, model
+from megamoe.rehearse import baseline, checks, cluster, images, model, tags
 from megamoe.rehearse.beside import side_by_side
 from megamoe.rehearse.judge import judge_run, look_at
 from megamoe.rehearse.lock import held
@@ -43,7 +43,7 @@ def rehearse(settings: Settings) -> Outcome:
         try:
             build_log = folder / "build.log"
             with narrator.phase("check this machine") as phase:
-                facts = checks.require(settings, images_ready=images.have_all(settings.root))
+                facts = checks.require(settings, images_ready=tags.have_all(settings.root))
                 phase.note = f"{min(facts.disk_free_gib.values(), default=0):.0f} GiB free"
             (host_image, model_dir), tag = side_by_side(
                 lambda: _host_image_and_model(settings, narrator, folder),
