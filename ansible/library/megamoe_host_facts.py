@@ -77,7 +77,8 @@ def main():
         changed=False,
         facts=collect(module.params["model_path"]),
         disk_free_gib={path: free_gib(path) for path in module.params["paths"]},
-        records={os.path.basename(path)[:-5]: loaded(path) for path in records},
+        # A torn record is none: nobody can go back to it.
+        records={os.path.basename(path)[:-5]: loaded(path) for path in records if loaded(path)},
         state=loaded(os.path.join(state_dir, "state.json")),
         has_systemd=os.path.isdir("/run/systemd/system"),
         has_engine=answers("/var/run/docker.sock"),

@@ -75,20 +75,20 @@ def main():
             os.unlink(path)
         module.exit_json(changed=False, held=False)
     if module.check_mode:
-        module.exit_json(changed=False, held=not holder or mine, holder=holder or owner)
+        module.exit_json(changed=False, held=not holder or mine, holder=holder or owner, renewed=mine)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fresh = written(path, owner)
     try:
         if mine or (holder and holder.get("id") == module.params["replace"]):
             os.replace(fresh, path)
-            module.exit_json(changed=False, held=True, holder=owner, taken_over=not mine)
+            module.exit_json(changed=False, held=True, holder=owner, taken_over=not mine, renewed=mine)
         try:
             os.link(fresh, path)  # fails when the file exists: of two at once, one gets it
         except FileExistsError:
             holder = holder_of(path) or {"id": "unknown", "who": "an owner that has just gone"}
             age = int(time.time()) - int(holder.get("renewed_at", 0))
-            module.exit_json(changed=False, held=False, holder=holder, age_s=age)
-        module.exit_json(changed=False, held=True, holder=owner, taken_over=False)
+            module.exit_json(changed=False, held=False, holder=holder, age_s=age, renewed=False)
+        module.exit_json(changed=False, held=True, holder=owner, taken_over=False, renewed=False)
     finally:
         if os.path.exists(fresh):
             os.unlink(fresh)

@@ -122,6 +122,95 @@ def test_nodes_are_drained_recycled_shown_and_removed(tmp_path: Path) -> None:
     assert "/etc/haproxy/haproxy.cfg" not in cluster.read("gateway")["files"]
 
 
+def test_a_limit_leaves_out_neither_the_question_nor_the_check_nor_the_table(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path, nodes=2)
+    assert cluster.play("site.yml").returncode == 0
+    refused = cluster.play("playbooks/teardown.yml", "--limit", "node2")
+    assert refused.returncode != 0 and "Nothing was removed" in refused.output
+    assert cluster.read("node2")["containers"]["megamoe"]["running"] and cluster.enabled() == cluster.nodes
+
+    cluster.write("node1", faults=["unreachable"])
+    written = ("-e", f"status_json={tmp_path}/s.json")
+    assert cluster.play("playbooks/status.yml", *written).returncode == 0
+    nodes = {n["host"]: n["state"] for n in json.loads((tmp_path / "s.json").read_text())["nodes"]}
+    assert nodes == {"node1": "unreachable", "node2": "serving"}
+    cluster.write("node1", faults=[])
+    shown = cluster.play("playbooks/status.yml", "--limit", "node2", *written)
+    assert shown.returncode == 0 and "node2" in shown.output
+    assert [n["host"] for n in json.loads((tmp_path / "s.json").read_text())["nodes"]] == ["node2"]
+
+    cluster.vars["serve_supervisr"] = "systemd"
+    unknown = cluster.play("site.yml", "--limit", "node2")
+    assert unknown.returncode != 0 and "Did you mean serve_supervisor?" in unknown.output
+    del cluster.vars["serve_supervisr"]
+
+    # What is begun in the middle, or in part, is either done on hosts that were checked, or not called done.
+    middle = cluster.play("site.yml", "--start-at-task", "host_tuning : Set and keep kernel parameters")
+    assert middle.returncode != 0 and "was not checked in this run" in middle.output
+    cluster.image(NEWER)
+    part = cluster.play("site.yml", "--tags", "gateway_configure")
+    assert part.returncode == 0, part.output[-3000:]
+    assert len([e for e in cluster.read("node1")["log"] if e[0] == "run"]) == 1 and cluster.enabled() == cluster.nodes
+
+    # A node that was rebooted since preflight is not judged by what it was before.
+    cluster.write("node1", faults=["rebooted"])
+    lapsed = cluster.play("site.yml")
+    assert lapsed.returncode != 0 and "node1 lost its lock" in lapsed.output
+    assert len([e for e in cluster.read("node1")["log"] if e[0] == "run"]) == 1
+
+
+def test_a_unit_that_failed_before_or_was_never_written_stops_nothing(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path, nodes=1)
+    cluster.vars["serve_supervisor"] = "systemd"
+    cluster.vars["megamoe_deploy"]["container"]["restart_policy"] = "no"
+    unit = "/etc/systemd/system/megamoe.service"
+    cluster.write("node1", faults=[f"no_write {unit}"])
+    first = cluster.play("site.yml")
+    assert first.returncode != 0 and "No space left" in first.output and "could not be stopped" not in first.output
+    assert cluster.record("node1")["state"] == "stopped"
+    assert not cluster.read("node1")["containers"]["megamoe"]["running"]
+
+    cluster.write("node1", faults=[])
+    cluster.vars |= {"image_registry_username": "u", "image_registry_password": "p"}
+    mended = cluster.play("site.yml")
+    assert mended.returncode == 0, mended.output[-3000:]
+    log = cluster.read("node1")["log"]
+    assert log.index(["systemctl", "reset-failed", "megamoe.service"]) < log.index(["systemd", "started", "megamoe"])
+    # The login lasted as long as the pull, away from root's home.
+    assert ["login", "/run/megamoe-login-x/config.json", "registry.test"] in log
+    assert not [d for d in cluster.read("node1")["dirs"] if "login" in d]
+    assert cluster.play("site.yml").changed == 0
+
+    # Another supervisor takes over: the unit of before would start the container a second time.
+    cluster.vars["serve_supervisor"] = "container"
+    cluster.vars["megamoe_deploy"]["container"]["restart_policy"] = "unless-stopped"
+    changed = cluster.play("site.yml")
+    assert changed.returncode == 0, changed.output[-3000:]
+    assert unit not in cluster.read("node1")["files"] and cluster.read("node1")["containers"]["megamoe"]["running"]
+
+
+def test_check_mode_of_the_other_playbooks_says_what_they_would_do(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path, nodes=1)
+    assert cluster.play("site.yml").returncode == 0
+    good = release_of(cluster, "node1")
+    cluster.image(NEWER)
+    assert cluster.play("site.yml").returncode == 0
+    before = {n: cluster.read(n) for n in ("node1", "gateway")}
+    back = cluster.play("playbooks/rollback.yml", "--check", "--diff")
+    assert back.returncode == 0 and "node1 would return from" in back.output and f"to {good}" in back.output
+    for playbook, options in {
+        "drain": ["--limit", "node1"], "recycle": ["-e", "recycle_epoch_share=0"], "teardown": ["-e", "confirm=yes"]
+    }.items():  # fmt: skip
+        done = cluster.play(f"playbooks/{playbook}.yml", "--check", *options)
+        assert done.returncode == 0, done.output[-3000:]
+    ended = cluster.play("playbooks/drain.yml", "--check", "--limit", "node1", "-e", "drain_end=true")
+    assert ended.returncode == 0, ended.output[-3000:]
+    assert {n: cluster.read(n) for n in before} == before
+    # What is skipped is not judged: this one changes nothing, and runs.
+    cluster.write("node1", faults=["smoke_fails"])
+    assert cluster.play("playbooks/validate.yml", "--check").returncode != 0
+
+
 def test_what_fails_before_the_drain_leaves_the_old_release_serving(tmp_path: Path) -> None:
     cluster = FakeCluster(tmp_path, nodes=2)
     cluster.write("node1", faults=["registry_down"])

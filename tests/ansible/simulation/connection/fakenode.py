@@ -94,10 +94,12 @@ def docker_container(state: dict[str, Any], args: Args, check: bool) -> Args:
             else:
                 now["running"] = False
         return {"changed": changed}
-    if args.get("restart"):
+    if args.get("restart") and now:
         state["log"].append(["restart", name])
         return {"changed": True}
     wanted = {"image": args["image"], "env": args["env"], "command": args["command"], "running": True}
+    if args["state"] == "present":  # made, and started by systemd; whether it runs is not compared
+        wanted["running"] = now is not None and now == {**wanted, "running": True}
     if args["image"] not in state["images"] and not check:
         return {"failed": True, "msg": f"no such image {args['image']}"}
     changed = now != wanted
@@ -126,7 +128,7 @@ def haproxy_server(state: dict[str, Any], args: Args) -> Args:
 
 def command(state: dict[str, Any], argv: list[str], stdin: str | None) -> Args:
     """The commands that the roles run on a host."""
-    out, rc = "", 0
+    out, err, rc = "", "", 0
     if argv[:2] == ["docker", "exec"] and "smoke" in argv:
         state["log"].append(["smoke", argv, stdin])
         if "lost_at_smoke" in state["faults"]:
@@ -151,9 +153,30 @@ def command(state: dict[str, Any], argv: list[str], stdin: str | None) -> Args:
         state["haproxy"]["started"] = "yes"
     elif argv[0] == "pkill":
         state["log"].append(argv)
+    elif argv[:2] == ["systemctl", "reset-failed"]:
+        state["log"].append(argv)
+        known = f"/etc/systemd/system/{argv[2]}" in state["files"]
+        rc, err = (0, "") if known else (1, f"Failed to reset failed state: Unit {argv[2]} not loaded.")
     else:
         rc, out = 127, f"fakenode does not know {argv}"
-    return {"changed": True, "rc": rc, "stdout": out, "stdout_lines": out.splitlines(), "stderr": "", "failed": rc != 0}
+    lines = out.splitlines()
+    return {"changed": True, "rc": rc, "stdout": out, "stdout_lines": lines, "stderr": err, "failed": rc != 0}
+
+
+def systemd(state: dict[str, Any], args: Args, check: bool) -> Args:
+    """A unit of the name of a container starts and stops it; a unit without a file cannot be asked anything."""
+    name, wanted = args.get("name"), args.get("state")
+    if name is None or name in ("docker", "haproxy") or wanted is None:
+        return {"changed": False}
+    if f"/etc/systemd/system/{name}.service" not in state["files"]:
+        return {"failed": True, "msg": f"Could not find the requested service {name}: host"}
+    container = state["containers"].get(name)
+    changed = wanted == "restarted" or bool(container and container["running"]) != (wanted == "started")
+    if changed and not check:
+        state["log"].append(["systemd", wanted, name])
+        if container:
+            container["running"] = wanted != "stopped"
+    return {"changed": changed}
 
 
 def uri(state: dict[str, Any]) -> Args:
@@ -184,10 +207,13 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
         if args["state"] == "free":
             files.pop(path, None) if mine and not check else None
             return {"held": False}
+        if mine and "rebooted" in state["faults"]:  # since it was taken, and /run is empty after it
+            state["faults"].remove("rebooted")
+            holder, mine = {}, False
         taken = not holder or mine or holder["id"] == args.get("replace")
         if taken and not check:
             files[path] = json.dumps(args["owner"])
-        return {"held": taken, "holder": args["owner"] if taken else holder, "age_s": 1}
+        return {"held": taken, "holder": args["owner"] if taken else holder, "age_s": 1, "renewed": mine}
     if short == "stat":
         there = path in files or path in state["dirs"] or path.startswith(("/usr/sbin", "/models"))
         text = files.get(path, "").encode()
@@ -202,9 +228,12 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
         return {"state": "file" if path in files else "absent", "appears_binary": False}
     if short == "file":
         if args["state"] == "absent":
-            gone = [p for p in files if p == path or p.startswith(path + "/")]
+            below = [p for p in (*files, *state["dirs"]) if p == path or p.startswith(path + "/")]
+            gone = sorted(set(below))
             for p in gone if not check else []:
-                del files[p]
+                files.pop(p, None)
+            if not check:
+                state["dirs"] = [p for p in state["dirs"] if p not in gone]
             return {"changed": bool(gone)}
         changed = path not in state["dirs"] and path not in files
         if changed and not check and args["state"] == "directory":
@@ -213,7 +242,7 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
     if short == "copy":
         text = uploads.get(args["src"], "")
         changed = files.get(args["dest"]) != text
-        if "disk_full_later" in state["faults"] and changed:
+        if ("disk_full_later" in state["faults"] or f"no_write {args['dest']}" in state["faults"]) and changed:
             return {"failed": True, "msg": "[Errno 28] No space left on device"}
         files[args["dest"]] = text
         return {"changed": changed, "dest": args["dest"]}
@@ -237,7 +266,11 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
         created = "2026-12-01T00:00:00Z"
         return {"images": [{"Id": "sha256:1", "RepoDigests": [digest], "Config": {"User": ""}, "Created": created}]}
     if short == "docker_login":
-        return {"changed": False}
+        state["log"].append(["login", args["config_path"], args["registry_url"]])
+        return {"changed": True}
+    if short == "tempfile":
+        state["dirs"].append(f"{args['path']}/{args['prefix']}x")
+        return {"changed": True, "path": state["dirs"][-1]}
     if short == "docker_container":
         return docker_container(state, args, check)
     if short == "docker_container_info":
@@ -247,11 +280,15 @@ def answer(name: str, args: Args, state: dict[str, Any], uploads: dict[str, str]
         return uri(state)
     if short == "megamoe_ready":
         return ready(state)
+    if short == "command" and check:  # as Ansible's own does: it is skipped and has no output
+        return {"skipped": True, "rc": 0, "stdout": "", "stderr": "", "msg": "Command would have run"}
     if short == "command":
         return command(state, args["argv"], args.get("stdin"))
     if short == "megamoe_haproxy_server":
         return haproxy_server(state, args)
-    if short in ("sysctl", "package", "apt", "systemd_service", "systemd"):
+    if short in ("systemd_service", "systemd"):
+        return systemd(state, args, check)
+    if short in ("sysctl", "package", "apt"):
         return {"changed": False}
     return {"failed": True, "msg": f"fakenode does not know the module {name}"}
 
