@@ -217,7 +217,24 @@ def test_no_play_that_a_limit_would_leave_out_asks_judges_or_shows() -> None:
              for play in yaml.safe_load(path.read_text())]  # fmt: skip
     local = [(name, play["name"]) for name, play in plays if play.get("hosts") == "localhost"]
     # observability.yml asks no host; what site.yml checks there, preflight checks where a limit left it out.
-    assert local == [("site.yml", "Check the inventory"), ("observability.yml", "Write what Prometheus and Grafana need")]
+    assert local == [
+        ("site.yml", "Check the inventory"),
+        ("observability.yml", "Write what Prometheus and Grafana need"),
+    ]
+
+
+@pytest.mark.slow
+def test_ansible_lint_finds_nothing_in_profile_production_and_nothing_is_skipped(tmp_path: Path) -> None:
+    env = {**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', '')}"
+    argv = [program("ansible-lint"), "--offline", "--nocolor", "--strict", "--profile", "production", "."]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=env, cwd=ANSIBLE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Passed: 0 failure(s), 0 warning(s)" in done.stderr
+    texts = {path: path.read_text() for path in ANSIBLE.rglob("*.yml")}
+    assert [path for path, text in texts.items() if "noqa" in text or "skip_ansible_lint" in text] == []
+    configs = (".ansible-lint", ".ansible-lint.yml", ".config/ansible-lint.yml", ".ansible-lint-ignore")
+    assert [c for c in configs for folder in (ANSIBLE, ANSIBLE.parent) if (folder / c).exists()] == []
 
 
 def test_an_empty_inventory_does_not_end_green(tmp_path: Path) -> None:
