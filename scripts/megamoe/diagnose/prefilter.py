@@ -3,8 +3,9 @@
 The needles (literals of six bytes and more) are looked for all at once. Of each needle the six neighbouring bytes that
 ordinary text holds least are its window; six table translations of the lower-case chunk give one bit mask per position
 (the idea of Hyperscan's Teddy), numpy ANDs them shifted, and the positions that are left are looked up in a small hash
-set of windows. Only then Python sees a position. Measured by scripts/bench_diagnose.py; `re` alternations, one
-`bytes.find` per needle, and this without the hash set were slower.
+set of windows and compared whole, all of one window together. Only then Python sees a position. Measured by
+scripts/bench_diagnose.py; `re` alternations, one `bytes.find` per needle, this without the hash set, and comparing each
+position in Python were slower.
 """
 
 from __future__ import annotations
@@ -83,27 +84,57 @@ class Prefilter:
                 for char in chars:
                     tables[position][char] |= 1 << bit
         self._tables = [bytes(t) for t in tables]
-        self._known = np.zeros(1 << _HASH_BITS, dtype=np.bool_)
-        for content in self._by_window:
-            self._known[_hash(np.frombuffer(content, dtype=np.uint8), np.zeros(1, dtype=np.intp))] = True
+        # Slot of the hash -> number of its group of needles, 0 for none. Windows that share a slot share a group: each
+        # needle is compared whole anyway.
+        self._slots = np.zeros(1 << _HASH_BITS, dtype=np.intp)
+        self._groups: list[list[tuple[int, bytes]]] = [[]]
+        for content, needles_of_it in self._by_window.items():
+            slot = _hash(np.frombuffer(content, dtype=np.uint8), np.zeros(1, dtype=np.intp))[0]
+            if not self._slots[slot]:
+                self._slots[slot] = len(self._groups)
+                self._groups.append([])
+            self._groups[self._slots[slot]] += needles_of_it
 
-    def positions(self, chunk: bytes) -> list[tuple[int, bytes]]:
-        """Offsets of all needle hits, ascending, each with the needle (lower case)."""
+    def places(self, chunk: bytes) -> dict[bytes, npt.NDArray[np.intp]]:
+        """Of every needle (lower case) that the chunk holds, the offsets of its hits, ascending."""
         size = len(chunk) - WIDTH + 1
         if size <= 0:
-            return []
+            return {}
         lower = chunk.lower()
+        text = np.frombuffer(lower, dtype=np.uint8)
         mask = np.frombuffer(lower.translate(self._tables[0]), dtype=np.uint8)[:size].copy()
         for position in range(1, WIDTH):
             mask &= np.frombuffer(lower.translate(self._tables[position]), dtype=np.uint8)[position:position + size]
-        places = np.flatnonzero(mask != 0)
+        found = np.flatnonzero(mask != 0)
+        if not len(found):
+            return {}
+        groups = self._slots[_hash(text, found)]
+        out = {}
+        for group in np.flatnonzero(np.bincount(groups, minlength=1)[1:]) + 1:
+            here = found[groups == group]
+            for start, needle in self._groups[group]:
+                hits = _whole(text, here - start, needle)
+                if len(hits):
+                    out[needle] = hits
+        return out
+
+    def positions(self, chunk: bytes) -> list[tuple[int, bytes]]:
+        """All hits in the order of the text, each with its needle."""
+        return in_order(self.places(chunk))
+
+
+def in_order(places: dict[bytes, npt.NDArray[np.intp]]) -> list[tuple[int, bytes]]:
+    return sorted((place, needle) for needle, found in places.items() for place in found.tolist())
+
+
+def _whole(text: npt.NDArray[np.uint8], places: npt.NDArray[np.intp], needle: bytes) -> npt.NDArray[np.intp]:
+    """Those of the places at which the whole needle stands. Byte by byte: each comparison leaves fewer places."""
+    places = places[(places >= 0) & (places <= len(text) - len(needle))]
+    for offset, byte in enumerate(needle):
         if not len(places):
-            return []
-        places = places[self._known[_hash(np.frombuffer(lower, dtype=np.uint8), places)]]
-        found = [(place - start, needle) for place in places.tolist()
-                 for start, needle in self._by_window.get(lower[place:place + WIDTH], ())
-                 if place >= start and lower.startswith(needle, place - start)]
-        return sorted(found)
+            break
+        places = places[text[places + offset] == byte]
+    return places
 
 
 def _hash(text: npt.NDArray[np.uint8], places: npt.NDArray[np.intp]) -> npt.NDArray[np.uint64]:

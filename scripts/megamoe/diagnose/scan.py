@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from megamoe.diagnose.catalogue import Rule, rules
 from megamoe.diagnose.lines import JSON_CAP, RAW_CAP, Line, parse, rank_of_file, unwrap
-from megamoe.diagnose.prefilter import Prefilter
+from megamoe.diagnose.prefilter import Prefilter, in_order
 from megamoe.diagnose.source import chunks
 
-KEEP_PER_CLASS = 64  # events kept per file and class: the first ones decide, the last one is kept too
+KEEP_PER_CLASS = 64  # events kept per file, class and rank; of later ones the first since the server was last ready
 TRACE_LINES = 400  # longest stack that is followed
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b(?::.*)?$")
@@ -23,6 +26,7 @@ _TRACE_TRIGGER = ("traceback (most", "error: ", "exception: ", "exception", "run
 # Control characters that no terminal output holds; a log in any 8-bit or UTF-8 text has next to none.
 _CONTROL = bytes({*range(32), 127} - {8, 9, 10, 12, 13, 27})
 CONTROL_SHARE = 0.05  # random or compressed bytes have a tenth
+LATE = 4096  # such later events per file
 THIN_AFTER = 1000  # hits of one needle in one file, after which only the first and last of each chunk count
 
 
@@ -85,7 +89,7 @@ def words() -> _Words:
             by_needle.setdefault(needle.encode(), []).append(index)
     triggers = [t.encode() for t in _TRACE_TRIGGER]
     thin = frozenset(n for n, found in by_needle.items() if len(found) == 1 and n not in triggers
-                     and rules()[found[0]].kind in ("marker", "victim", "warn", "benign"))
+                     and rules()[found[0]].kind in ("marker", "victim", "risk", "warn", "benign"))
     return _Words(Prefilter([n.decode() for n in [*by_needle, *triggers]]),
                   {n: tuple(found) for n, found in by_needle.items()}, thin)
 
@@ -98,27 +102,21 @@ class _FileScan:
         self.traces: list[_Trace] = []
         self.cut: list[_Trace] = []
         self.kept: Counter[str] = Counter()
+        self.ready: Event | None = None
+        self.late: dict[str, tuple[Event | None, Event]] = {}  # with the READY that came before it
         self.time: float | None = None
         self.clock = ""
         self.day = 0.0
 
-    def thinned(self, hits: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """The same hits, less those that repeat what is known: watchdogs and access lines fill gigabytes."""
-        mine = Counter(needle for _, needle in hits)
-        left = {n: max(2, THIN_AFTER - self.hits[n]) for n in mine if n in words().thin and
-                self.hits[n] + mine[n] > THIN_AFTER}
-        self.hits += mine
-        if not left:
-            return hits
-        out = []
-        last = {needle: place for place, needle in hits if needle in left}
-        for place, needle in hits:
-            if needle not in left:
-                out.append((place, needle))
-            elif left[needle] > 1 or place == last[needle]:
-                left[needle] -= 1
-                out.append((place, needle))
-        return out
+    def thinned(self, places: dict[bytes, npt.NDArray[np.intp]]) -> list[tuple[int, bytes]]:
+        """The hits in order, less those that repeat what is known: watchdogs and access lines fill gigabytes."""
+        kept = {}
+        for needle, found in places.items():
+            left = max(2, THIN_AFTER - self.hits[needle])
+            self.hits[needle] += len(found)
+            few = len(found) <= left or needle not in words().thin
+            kept[needle] = found if few else np.append(found[:left - 1], found[-1])
+        return in_order(kept)
 
     def line(self, raw: bytes, number: int, needles: set[bytes]) -> None:
         """One line of the file, which may carry several (a JSON record with a stack in it)."""
@@ -186,6 +184,9 @@ class _FileScan:
         for trace in [*self.cut, *self.traces]:
             self.time = trace.time
             self.add(None, trace.line, trace.number)
+        self.scan.events += [event for _, event in self.late.values()]
+        if self.ready is not None and self.kept["READY/None"] > KEEP_PER_CLASS:
+            self.scan.events.append(self.ready)  # what was survived is survived until here
 
     def add(self, rule: Rule | None, line: Line, number: int) -> None:
         name = rule.id if rule else "EXCEPTION"
@@ -196,8 +197,14 @@ class _FileScan:
         # Per rank, so that the first word of every rank is kept however chatty one of them is.
         key = f"{name}/{event.rank}" if name != "READY" else "READY/None"
         self.kept[key] += 1
+        if name == "READY":
+            self.ready = event
         if self.kept[key] <= KEEP_PER_CLASS and len(self.scan.events) < 20000:
             self.scan.events.append(event)
+        elif name != "READY" and (len(self.late) < LATE or key in self.late) and (
+                key not in self.late or self.late[key][0] is not self.ready):
+            # A server survives some exceptions for days; the one that ends it comes after all of them.
+            self.late[key] = (self.ready, event)
 
 
 def scan(paths: Iterable[str]) -> Scan:
@@ -225,7 +232,7 @@ def scan(paths: Iterable[str]) -> Scan:
 
 def _scan_chunk(state: _FileScan, chunk: bytes, base: int) -> None:
     """Hands every line that holds a needle, and every line of an open stack, to `state`. base: first line's number."""
-    hits = state.thinned(words().filter.positions(chunk))
+    hits = state.thinned(words().filter.places(chunk))
     returns = b"\r" in chunk  # progress bars redraw themselves on one line; each drawing is looked at as a line
     done = counted = index = 0  # everything before `done` is dealt with; `number` is the line number at `counted`
     number = base

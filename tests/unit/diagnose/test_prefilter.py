@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megamoe.diagnose.judge import judge
 from megamoe.diagnose.prefilter import WIDTH, Prefilter, window
-from megamoe.diagnose.scan import THIN_AFTER, scan, words
+from megamoe.diagnose.scan import KEEP_PER_CLASS, THIN_AFTER, scan, words
 
 NEEDLES = sorted(n.decode() for n in words().rules)
 TEXT = st.lists(st.one_of(st.sampled_from(NEEDLES), st.sampled_from([n.upper() for n in NEEDLES]),
@@ -109,3 +110,25 @@ def test_where_chunks_are_cut_does_not_matter(tmp_path_factory: object, lines: l
     finally:
         source.CHUNK = old
     assert (cut.data, cut.summary) == (whole.data, whole.summary)
+
+
+SURVIVED = "10:00:01 [rank 0] ValueError: odd thing\n"
+READY = '10:00:05 INFO: 127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+
+
+@pytest.mark.parametrize("often", [1, KEEP_PER_CLASS, 3 * THIN_AFTER])
+def test_the_exception_that_ends_a_server_is_seen_however_many_it_survived(often: int, tmp_path: Path) -> None:
+    survived = SURVIVED * often + READY
+    assert first_cause(tmp_path, (survived * 2).encode()) == ("NONE", None, None)
+    ended = survived * 2 + SURVIVED.replace("10:00:01", "10:00:09")
+    assert first_cause(tmp_path, ended.encode()) == ("UNCAUGHT_EXCEPTION", 2 * often + 3, 0)
+
+
+def test_what_another_ranks_file_survived_is_known_though_the_server_answered_often(tmp_path: Path) -> None:
+    answers = [READY.replace("10:00:05", f"10:{i // 60:02d}:{i % 60:02d}") for i in range(600)]
+    (tmp_path / "rank0.log").write_text("".join(answers))
+    (tmp_path / "rank1.log").write_text(SURVIVED.replace("10:00:01 [rank 0]", "10:09:00"))
+    paths = [str(tmp_path / "rank0.log"), str(tmp_path / "rank1.log")]
+    assert judge(scan(paths), {}).data["class"] == "NONE"
+    (tmp_path / "rank1.log").write_text(SURVIVED.replace("10:00:01 [rank 0]", "10:10:00"))
+    assert judge(scan(paths), {}).data["class"] != "NONE"
