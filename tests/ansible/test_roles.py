@@ -88,14 +88,20 @@ def test_a_good_inventory_has_no_fault(inventory: tuple[dict[str, Any], dict[str
     [
         ({"serve_supervisr": "systemd"}, ["serve_supervisr", "serve_supervisor"]),
         ({"ansible_host": "192.0.2.1"}, ["a, b", "192.0.2.1"]),
-        ({"megamoe_wave_size": 0}, ["megamoe_wave_size", "at least 1"]),
-        ({"megamoe_canary": "z"}, ["megamoe_canary", "z"]),
+        ({"megamoe_wave_size": 3}, ["megamoe_wave_size", "not the same", "3 for a; 1 for b"]),
+        ({"megamoe_canary": "b"}, ["megamoe_canary", "not the same", "b for a; a for b"]),
+        ({"serve_supervisor": "systemdd"}, ["a: value of serve_supervisor must be one of: systemd", "systemdd"]),
+        ({"serve_ready_timeout_s": "soon"}, ["a:", "serve_ready_timeout_s", "soon"]),
+        ({"gateway_packages": {"haproxy": 1}}, ["a:", "gateway_packages"]),
+        ({"megamoe_node_address": "192.0.2.1"}, ["a, b: the gateway would reach all of them at 192.0.2.1"]),
+        ({"serve_address": "192.0.2.1"}, ["a, b: the gateway would reach", "192.0.2.1"]),
         ({"validate_dataset": "/nowhere.jsonl"}, ["/nowhere.jsonl"]),
         ({"validate_baseline": "/nowhere/run"}, ["a:", "/nowhere/run", "megamoe gsm8k"]),
         ({"serve_cli": "megamoe-of-another-life"}, ["a:", "megamoe-of-another-life", "pip install"]),
         ({"megamoe_deploy": None}, ["megamoe_deploy"]),
     ],
-    ids=["unknown", "one_address", "wave_0", "unknown_canary", "no_questions", "no_baseline", "no_cli", "no_deploy"],
+    ids=["unknown", "one_address", "two_waves", "two_canaries", "no_choice", "no_number", "no_list", "one_server",
+         "one_serve_address", "no_questions", "no_baseline", "no_cli", "no_deploy"],
 )
 def test_a_bad_inventory_is_refused_with_host_and_value(
     inventory: tuple[dict[str, Any], dict[str, list[str]]], change: dict[str, Any], words: list[str]
@@ -105,6 +111,19 @@ def test_a_bad_inventory_is_refused_with_host_and_value(
     faults = faults_of(hostvars, groups)
     assert len(faults) == 1, faults
     assert all(word in faults[0] for word in words)
+
+
+def test_a_wave_of_nobody_and_a_canary_that_is_no_node_are_refused(
+    inventory: tuple[dict[str, Any], dict[str, list[str]]],
+) -> None:
+    hostvars, groups = inventory
+    for variables in hostvars.values():
+        variables |= {"megamoe_wave_size": 0, "megamoe_canary": "z"}
+    wave, canary = faults_of(hostvars, groups)
+    assert "megamoe_wave_size is 0" in wave and "at least 1" in wave
+    assert "megamoe_canary is 'z', which is not in megamoe_nodes (a, b)" in canary
+    hostvars["c"] = {"ansible_host": "192.0.2.0"}
+    assert any("a, c have one address" in f for f in faults_of(hostvars, {**groups, "megamoe_gateway": ["c"]}))
 
 
 def test_a_host_of_both_groups_and_a_group_that_nobody_reads_are_refused(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 # Read by playbooks, not by one role, so no argument_specs lists them.
 SHARED = {
@@ -28,12 +29,13 @@ INTERNAL = re.compile(r"megamoe_rehearsal_|megamoe_stage_|[a-z_]+_(facts|result|
 Hostvars = Mapping[str, Mapping[str, Any]]
 
 
-def options_of(roles: str) -> dict[str, set[str]]:
-    """Role -> the variables that its argument_specs.yml lists."""
+def options_of(roles: str) -> dict[str, dict[str, Any]]:
+    """Role -> the variables that its argument_specs.yml lists, with their specification."""
     found = {}
     for path in sorted(Path(roles).glob("*/meta/argument_specs.yml")):
         specs = yaml.safe_load(path.read_text())["argument_specs"]
-        found[path.parents[1].name] = {name for spec in specs.values() for name in spec.get("options", {})}
+        options = [item for spec in specs.values() for item in spec.get("options", {}).items()]
+        found[path.parents[1].name] = dict(options)
     return found
 
 
@@ -52,8 +54,9 @@ def inventory_faults(hostvars: Hostvars, groups: Mapping[str, list[str]], roles:
     known = SHARED.union(*by_role.values())
     every = [*nodes, *groups.get("megamoe_gateway", [])]
     faults = _unreadable(hostvars, every, known) + _unknown(hostvars, every, known, {"megamoe", *by_role})
-    faults += _addresses(hostvars, nodes) + _groups(groups)
     values = {host: _Reader(hostvars[host]) for host in every}
+    faults += _wrong(values, every, by_role)
+    faults += _addresses(hostvars, nodes, every) + _groups(groups)
     faults += _waves(values, nodes)
     faults += _grouped(
         nodes,
@@ -136,15 +139,46 @@ def _unknown(hostvars: Hostvars, hosts: list[str], known: set[str], prefixes: se
     return faults
 
 
-def _addresses(hostvars: Hostvars, nodes: list[str]) -> list[str]:
-    addresses: dict[str, list[str]] = defaultdict(list)
-    for host in nodes:
+def _wrong(values: Mapping[str, _Reader], hosts: list[str], by_role: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Values that are not of the type or the choices of their argument_specs.yml.
+
+    Ansible itself checks a role's arguments when its turn comes, and never those of one entered by tasks_from.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    options = {name: spec for role in by_role.values() for name, spec in role.items()}
+    for host in hosts:
+        absent = object()
+        given = {name: values[host](name, absent) for name in options}
+        given = {name: value for name, value in given.items() if value is not absent}
+        keys = ("type", "elements", "choices")
+        specs = {name: {key: options[name][key] for key in keys if key in options[name]} for name in given}
+        for error in ArgumentSpecValidator(specs).validate(given).error_messages:
+            found[error].append(host)
+    return [f"{', '.join(where)}: {error[:300]}. See inventories/example." for error, where in found.items()]
+
+
+def _addresses(hostvars: Hostvars, nodes: list[str], every: list[str]) -> list[str]:
+    """One machine under two names, and one server that the gateway would count twice."""
+    machines: dict[str, list[str]] = defaultdict(list)
+    servers: dict[str, list[str]] = defaultdict(list)
+    for host in every:
+        address = str(hostvars[host].get("ansible_host", host))
         port = hostvars[host].get("ansible_port", 22)
-        addresses[f"{hostvars[host].get('ansible_host', host)}" + (f" port {port}" if port != 22 else "")].append(host)
-    return [
-        f"{', '.join(hosts)} have one address, {address}. Give each node its own ansible_host."
-        for address, hosts in addresses.items()
-        if len(hosts) > 1
+        machines[address + (f" port {port}" if port != 22 else "")].append(host)
+        if host in nodes:
+            fallback = hostvars[host].get("megamoe_node_address", address)
+            servers[str(hostvars[host].get("serve_address", fallback))].append(host)
+    faults = [
+        f"{', '.join(hosts)} have one address, {address}. Give each host its own ansible_host."
+        for address, hosts in machines.items()
+        if len(set(hosts)) > 1
+    ]
+    named = set(map(tuple, machines.values()))
+    return faults + [
+        f"{', '.join(hosts)}: the gateway would reach all of them at {address} and take one server for several. "
+        "Give each its own megamoe_node_address."
+        for address, hosts in servers.items()
+        if len(hosts) > 1 and tuple(hosts) not in named
     ]
 
 
@@ -169,6 +203,15 @@ def _groups(groups: Mapping[str, list[str]]) -> list[str]:
 
 def _waves(values: Mapping[str, _Reader], nodes: list[str]) -> list[str]:
     faults = []
+    for name, default in {"megamoe_wave_size": 1, "megamoe_canary": nodes[0]}.items():
+        told: dict[str, list[str]] = defaultdict(list)
+        for node in nodes:
+            told[str(values[node](name, default))].append(node)
+        if len(told) > 1:
+            each = "; ".join(f"{value} for {', '.join(where)}" for value, where in told.items())
+            faults.append(
+                f"{name} is not the same for all nodes ({each}). It is one for the roll-out: set it for the group."
+            )
     wave = values[nodes[0]]("megamoe_wave_size", 1)
     if isinstance(wave, bool) or not str(wave).isdigit() or int(wave) < 1:
         faults.append(f"megamoe_wave_size is {wave!r}. It counts nodes per wave: give a whole number of at least 1.")
