@@ -83,19 +83,33 @@ def as_json(command: str, outcome: Outcome, *, ascii_only: bool = False) -> str:
     return json.dumps(body, indent=2, ensure_ascii=ascii_only, default=str)
 
 
+# What could recolour, retitle or reorder a terminal: control characters, and those that turn the writing direction.
+_UNSAFE = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"} | {
+    c: f"\\u{c:04x}" for c in (0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
+
+def _printable(text: str, indent: int = 0) -> str:
+    """Text of any origin (a file's name, a line of a log) as text that a terminal only prints.
+
+    indent: columns before every further line, so that no value can look like a record of ours.
+    """
+    return text.translate(_UNSAFE).replace("\n", "\n" + " " * indent)
+
+
 def as_text(outcome: Outcome) -> str:
     """Plain text, one record per finding; words, not colours, carry the status."""
-    lines = [f"{outcome.status.upper()}: {outcome.summary}"]
+    lines = [f"{outcome.status.upper()}: {_printable(outcome.summary, 2)}"]
     if outcome.text:
-        lines += ["", outcome.text.rstrip()]
+        lines += ["", _printable(outcome.text.rstrip())]
     for finding in sorted(outcome.findings, key=lambda f: ("error", "warn", "info").index(f.severity)):
         where = ":".join(str(p) for p in (finding.file, finding.line) if p is not None)
-        place = " ".join(p for p in (finding.host, where) if p)
+        place = _printable(" ".join(p for p in (finding.host, where) if p), 2)
         head = f"{finding.severity} {finding.code}" + (f" ({place})" if place else "")
-        lines += ["", head, f"  what: {finding.what}"]
+        lines += ["", head, f"  what: {_printable(finding.what, 8)}"]
         if finding.quote is not None:
-            lines.append(f"  line: {finding.quote}")
-        lines += [f"  why:  {finding.why}", f"  fix:  {finding.fix}"]
+            lines.append(f"  line: {_printable(finding.quote, 8)}")
+        lines += [f"  why:  {_printable(finding.why, 8)}", f"  fix:  {_printable(finding.fix, 8)}"]
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ import pytest
 from megamoe.diagnose.judge import judge
 from megamoe.diagnose.scan import scan
 from megamoe.diagnose.source import chunks
+from megamoe.envelope import Finding, Outcome, as_text
 from megamoe_atom.problem import Exit, Problem
 
 
@@ -90,3 +91,25 @@ def test_a_file_that_fails_to_be_read_is_exit_3() -> None:
     with pytest.raises(Problem) as caught:
         list(chunks("/proc/self/mem"))
     assert caught.value.exit_code is Exit.UNREACHABLE
+
+
+def test_no_value_can_command_the_terminal_or_look_like_a_record_of_ours(tmp_path: Path) -> None:
+    evil = "a\x1b[31m\x9b1m\u202e\nPASS: all good"
+    line = evil.replace("\n", "\r")
+    (tmp_path / f"{evil}.log").write_text(f"11:00:00 [rank 5] ValueError: {line}\n")
+    for path in (f"{evil}.log", f"no {evil}.log"):
+        done = subprocess.run([sys.executable, "-m", "megamoe", "diagnose", path], cwd=tmp_path, capture_output=True,
+                              text=True, timeout=60, check=False)  # fmt: skip
+        assert done.returncode in (1, 3)
+        assert r"a\x1b[31m\x9b1m\u202e" in done.stdout
+        assert not {c for c in done.stdout if not c.isprintable()} - {"\n"}
+        assert not any(row.startswith("PASS") for row in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    pytest.param("two\nlines", "two\n        lines", id="a further line is indented"),
+    pytest.param("a\tb é → 中", "a\tb é → 中", id="what is only text stays as it is"),
+])  # fmt: skip
+def test_ordinary_text_of_a_finding_is_not_touched(text: str, shown: str) -> None:
+    said = as_text(Outcome("fail", Exit.CHECK_FAILED, "s", [Finding("c", "error", text, "w", "f")], text="k\n  v"))
+    assert said == f"FAIL: s\n\nk\n  v\n\nerror c\n  what: {shown}\n  why:  w\n  fix:  f"
