@@ -19,13 +19,15 @@ from megamoe.diagnose.scan import scan
 PLAIN = ("{t} [rank {r}] INFO scheduler: step {n} prefill 0 decode 31 tokens 8192 kv {n} blocks free\n",
          "{t} [rank {r}] INFO: 127.0.0.1:{n} - \"POST /v1/completions HTTP/1.1\" queued\n",
          "{t} [rank {r}] DEBUG moe layer {r} tokens {n} experts local 48 dispatch 1.23 ms combine 0.98 ms\n")
-HIT = "{t} [rank {r}] watchdog: no progress for {n} s, dumping stacks\n"
+VICTIM = "{t} [rank {r}] watchdog: no progress for {n} s, dumping stacks\n"
+CAUSE = "{t} [rank {r}] RuntimeError: HIP error: out of memory. Tried to allocate {n} MiB\n"
+ROWS = ((VICTIM, 0.0), (VICTIM, 0.001), (VICTIM, 0.01), (VICTIM, 0.25), (VICTIM, 1.0), (CAUSE, 0.01), (CAUSE, 0.25))
 
 
-def write_log(path: Path, megabytes: int, hit_share: float) -> None:
-    """A log of random ordinary lines; `hit_share` of them hold words of the catalogue."""
+def write_log(path: Path, megabytes: int, hit: str, hit_share: float) -> None:
+    """A log of random ordinary lines; `hit_share` of them are `hit`, which holds words of the catalogue."""
     rng = random.Random(1)
-    block = "".join((HIT if rng.random() < hit_share else rng.choice(PLAIN)).format(
+    block = "".join((hit if rng.random() < hit_share else rng.choice(PLAIN)).format(
         t=f"10:{i // 60 % 60:02d}:{i % 60:02d}", r=rng.randrange(8), n=rng.randrange(99999)) for i in range(60000))
     data = block.encode()
     with path.open("wb") as out:
@@ -37,14 +39,15 @@ def main() -> None:
     megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 256
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {megabytes} MB per log")
     with tempfile.TemporaryDirectory() as directory:
-        for share in (0.0, 0.001, 0.01, 1.0):
+        for hit, share in ROWS:
             path = Path(directory) / "engine.log"
-            write_log(path, megabytes, share)
+            write_log(path, megabytes, hit, share)
             begin = time.process_time()
             outcome = judge(scan([str(path)]), {})
             spent = time.process_time() - begin
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-            print(f"lines with catalogue words {share:7.1%}: {path.stat().st_size / 1e6 / spent:7.1f} MB/s of CPU, "
+            print(f"{share:7.1%} of lines name a {'cause' if hit is CAUSE else 'victim'}: "
+                  f"{path.stat().st_size / 1e6 / spent:7.1f} MB/s of CPU, "
                   f"peak {peak} MiB, class {outcome.data['class']}")
 
 
