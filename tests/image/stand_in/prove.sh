@@ -49,7 +49,7 @@ if [[ ! -s $mirror/apt/SHA256SUMS ]]; then
     mv "$work/apt" "$mirror/apt"
 fi
 
-"$megamoe" pins bake --out "$work/bake.json" >/dev/null
+"$megamoe" pins bake --out "$work/bake.json" >&2
 build() { # NAME [FLAG...]
     inner docker buildx bake --progress plain -f "$PWD/docker-bake.hcl" -f "$work/bake.json" rocm \
         --set "rocm.context=$PWD" --set "rocm.contexts.mirror=$mirror" --set rocm.args.ROCM_BASE=mmimg-base:1 \
