@@ -430,6 +430,20 @@ def rights(c: Context) -> Iterator[Hit]:
             )
 
 
+def _unfit(path: str) -> str:
+    """Why a host path cannot be mounted as it is; "" when it can."""
+    if not path.startswith("/"):
+        return ("a hub name or relative path would be resolved inside the container, where a download would vanish "
+                "with it")
+    if path.strip("/") == "":
+        return "the whole host would be mounted over the image's own files"
+    if ".." in path.split("/"):
+        return "'..' means another directory on the host than inside the container, where links may differ"
+    if path != path.strip() or any(ch in path for ch in ":,") or any(ord(ch) < 32 or ord(ch) == 127 for ch in path):
+        return "':' and ',' separate the parts of a mount, and blanks at its ends or control characters do not survive"
+    return ""
+
+
 def volumes(c: Context) -> Iterator[Hit]:
     digest = digest_of(c.deploy.image)
     targets: dict[str, str] = {c.deploy.model.path: "model.path", STATUS_DIR_IN_CONTAINER: "container.status_dir"}
@@ -510,21 +524,10 @@ def volumes(c: Context) -> Iterator[Hit]:
         ("model.path", c.deploy.model.path),
         ("args.draft_model", c.args.draft_model),
     ):
-        if path is not None and (
-            not path.startswith("/")
-            or ".." in path.split("/")
-            or path.strip("/") == ""
-            or any(ch in path for ch in ":\n\0,")
-            or path != path.strip()
-        ):
-            yield refuse(
-                "path_not_absolute",
-                f"{name} is {path[:120]!r}",
-                "a hub name or relative path would be resolved "
-                "inside the container, where a download would vanish with it",
-                "give an absolute host directory without ':' or '..'",
-                name,
-            )
+        why = "" if path is None else _unfit(path)
+        if path is not None and why:
+            yield refuse("path_not_absolute", f"{name} is {path[:120]!r}", why,
+                         "give an absolute host directory without ':', ',' or '..'", name)
 
 
 def network(c: Context) -> Iterator[Hit]:

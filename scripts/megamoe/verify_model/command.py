@@ -47,6 +47,9 @@ def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, res
         if not directory or "\0" in directory or not root.is_dir():
             raise Problem("model_dir", what=f"{directory!r} is not a directory", why="there is nothing to check",
                           fix="give the directory that holds config.json", exit_code=Exit.REFUSED)
+        if resume and not manifest:
+            raise Problem("usage", what="--resume was given without --manifest", why="only checksums take long enough "
+                          "to be resumed, and none would be checked", fix="give the sha256sum file with --manifest")
         seen = [Mount.parse(item) for item in mounts]
         wanted = load_profile(profile) if profile else None
         findings = links.outside(root, seen) if seen else []

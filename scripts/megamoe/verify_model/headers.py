@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HEADER_MAX = 100 << 20  # the reference implementation refuses more
+DIMENSIONS_MAX = 64  # more than torch can hold
 DTYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
               "F8_E5M2FNUZ": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
               "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -87,7 +88,9 @@ def _tensor(name: str, entry: Any) -> tuple[Tensor, tuple[int, int]]:
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
-    whole = all(isinstance(v, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in v)
+    # Bounded, so that a hostile header makes neither a product of a million digits nor a message of that length.
+    whole = all(isinstance(v, list) and len(v) <= DIMENSIONS_MAX and
+                all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 63 for i in v)
                 for v in (shape, offsets))
     if not isinstance(dtype, str) or not whole or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise BadHeader(f"{name[:120]}: dtype, shape or data_offsets are malformed")

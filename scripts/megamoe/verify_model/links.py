@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def links(root: Path, mounts: list[Mount]) -> list[Finding]:
             out.append(
                 finding(
                     "LINK_DANGLING",
-                    f"{path.name} links to {path.readlink()}, which does not exist ({type(error).__name__})",
+                    f"{path.name} links to {path.readlink()}, {_broken(error)}",
                     "the engine cannot open it",
                     "fetch the blob again, or copy the snapshot with links followed (`cp -L`)",
                     file=shown,
@@ -91,6 +92,15 @@ def links(root: Path, mounts: list[Mount]) -> list[Finding]:
                 )
             )
     return out
+
+
+def _broken(error: OSError | RuntimeError) -> str:
+    """Why a link leads nowhere. Python says RuntimeError (3.13: OSError) for a loop."""
+    if isinstance(error, RuntimeError) or error.errno == errno.ELOOP:
+        return "and so back to itself"
+    if error.errno == errno.EACCES:
+        return "which this user may not look at"
+    return "which does not exist"
 
 
 def _unseen(path: Path, mounts: list[Mount]) -> str:

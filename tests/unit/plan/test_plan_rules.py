@@ -295,6 +295,16 @@ def test_no_text_gives_a_traceback(text: str) -> None:
         assert problem.exit_code is Exit.REFUSED
 
 
+@pytest.mark.parametrize(("path", "words"), [
+    ("models/demo", "relative"), ("/", "whole host"), ("/models/../etc", "'..'"), ("/models/a:b", "':'"),
+    ("/models/a,ro", "','"), ("/models/demo ", "blanks"), ("/models/de\x1bmo", "control"),
+])  # fmt: skip
+def test_a_path_that_cannot_be_mounted_says_which_of_its_parts_is_wrong(path: str, words: str) -> None:
+    found = [f for f in plan(model__path=path).findings if f.code == "path_not_absolute"]
+    assert len(found) == 1 and words in found[0].why
+    assert not plan(model__path="/models/demo moe-4.1_x").findings  # a blank inside is quoted
+
+
 def test_podmans_health_checks_are_rendered_alike_and_said_to_need_systemd() -> None:
     docker, podman = plan(), plan(container__engine="podman")
     assert [f.severity for f in podman.findings if f.code == "podman_health_timer"] == ["info"]

@@ -81,6 +81,7 @@ def test_a_dangling_link_and_a_link_to_itself_are_named(tmp_path: Path) -> None:
     (root / "b").symlink_to("b")
     found = check(root)
     assert codes(found) == ["LINK_DANGLING", "LINK_DANGLING"] and found.exit_code is Exit.REFUSED
+    assert "which does not exist" in found.findings[0].what and "back to itself" in found.findings[1].what
 
 
 def test_a_directory_in_no_mount_is_refused(tmp_path: Path) -> None:
@@ -141,6 +142,21 @@ def test_shards_against_the_index(tmp_path: Path) -> None:
     assert codes(check(no_index)) == ["INDEX_MISSING"]
     climbing = model(tmp_path / "e", index={"weight_map": {"w0": "../outside.safetensors"}})
     assert "SHARD_MISSING" in codes(check(climbing))
+
+
+@pytest.mark.parametrize("shape", [[10**400], [2] * 65, [1 << 63]], ids=["a huge number", "65 dimensions", "2**63"])
+def test_a_hostile_shape_is_refused_in_a_short_message(shape: list[int], tmp_path: Path) -> None:
+    root = model(tmp_path / "m")
+    shard(root / "model-00001-of-00002.safetensors", {"w0": ("U8", shape, 4)})
+    found = check(root)
+    assert codes(found) == ["SHARD_DAMAGED"] and len(found.findings[0].what) < 200
+
+
+def test_resuming_without_checksums_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Problem) as caught:
+        _outcome(str(model(tmp_path / "m")), [], "", "", str(tmp_path / "done"))
+    assert caught.value.exit_code is Exit.REFUSED and "--manifest" in str(caught.value)
+    assert not (tmp_path / "done").exists()
 
 
 def test_a_fifo_in_the_place_of_a_shard_does_not_wait_for_ever(tmp_path: Path) -> None:
