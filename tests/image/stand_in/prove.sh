@@ -18,14 +18,15 @@ mkdir -p "$work"
 megamoe=$(command -v megamoe)
 
 docker image inspect mmimg-builder:1 >/dev/null 2>&1 || "$here/make_builder.sh" mmimg-builder:1 "$work"
-# An engine with BuildKit in a container of its own: no --privileged, and a volume for its store.
-docker run --detach --name mmimg-buildd --network host --cap-add SYS_ADMIN --cap-add NET_ADMIN --cap-add MKNOD --cap-add SYS_PTRACE \
+# An engine with BuildKit in a container of its own: no --privileged, a volume for its store, and a network of its own: on the
+# host's it would take the host engine's bridge for its own.
+docker run --detach --name mmimg-buildd --cap-add SYS_ADMIN --cap-add NET_ADMIN --cap-add MKNOD --cap-add SYS_PTRACE \
     --security-opt seccomp=unconfined --security-opt apparmor=unconfined --cgroupns host --volume /sys/fs/cgroup:/sys/fs/cgroup:rw \
     --device-cgroup-rule 'a *:* rwm' --volume mmimg-docker:/var/lib/docker --volume "$work:$work" --volume "$mirror:$mirror" \
     --volume "$PWD:$PWD:ro" mmimg-builder:1 /usr/bin/tini -- bash -c '
         mount -o remount,rw /proc/sys
         mkdir -p /etc/docker
-        echo "{\"features\":{\"containerd-snapshotter\":true},\"iptables\":false,\"ip6tables\":false,\"bridge\":\"none\"}" >/etc/docker/daemon.json
+        echo "{\"features\":{\"containerd-snapshotter\":true}}" >/etc/docker/daemon.json
         exec dockerd >/var/log/dockerd.log 2>&1' >/dev/null
 trap 'docker rm --force mmimg-buildd >/dev/null' EXIT
 inner() { docker exec mmimg-buildd "$@"; }
