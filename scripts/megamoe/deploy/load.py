@@ -21,6 +21,8 @@ from megamoe.text_input import Document, load_yaml, parse_yaml
 
 Key = tuple[str | int, ...]
 _SECTIONS: dict[str, type[BaseModel]] = {"model": Model, "gpu": Gpu, "args": Args, "container": Container}
+_PATHS: tuple[Key, ...] = (("model", "path"), ("args", "draft_model"), ("container", "status_dir"),
+                           ("container", "cache_dir"))  # fmt: skip
 # Placeholders for required keys that are missing or wrong; rules that look at them are silenced by Loaded.bad.
 _PLACEHOLDER: dict[Key, Any] = {
     ("engine",): "atom",
@@ -85,7 +87,14 @@ def typed(document: Document) -> Loaded:
     bad: set[Key] = set()
     for _ in range(64):  # each round removes at least one key, and one round normally finds them all
         try:
-            return Loaded(Deploy.model_validate(raw), document, reasons, bad)
+            deploy = Deploy.model_validate(raw)
+            for key in _with_control_characters(deploy):
+                bad.add(key)
+                reasons.append((Reason("deploy_value", f"{dotted(key)} holds a control character",
+                                       "a terminal acts on it instead of showing it, so a printed command would not be "
+                                       "the one that is meant", "write the value anew, as one line of visible text"),
+                                key))
+            return Loaded(deploy, document, reasons, bad)
         except ValidationError as error:
             before = copy.deepcopy(raw)  # locations refer to what was validated, not to what is patched below
             for fault in error.errors(include_url=False, include_context=True):
@@ -101,6 +110,23 @@ def typed(document: Document) -> Loaded:
         why="too many faults of form",
         fix="start from the example in README.md, or see `megamoe plan --schema`",
     )
+
+
+def _with_control_characters(deploy: Deploy) -> list[Key]:
+    """Keys whose text, or part of it, holds one. env and host paths have rules of their own for it."""
+    values: list[tuple[Key, Any]] = [((name,), getattr(deploy, name)) for name in Deploy.model_fields if name != "env"]
+    for section in _SECTIONS:
+        part = getattr(deploy, section)
+        values += [((section, name), getattr(part, name)) for name in type(part).model_fields]
+    return [key for key, value in values if key not in _PATHS and any(
+        ord(char) < 32 or 127 <= ord(char) < 160 for text in _texts(value) for char in text)]
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [str(part) for pair in value.items() for part in pair]
+    return [value] if isinstance(value, str) else [v for v in value if isinstance(v, str)] if isinstance(
+        value, list) else []
 
 
 def _real_key(location: Key, raw: Any) -> Key:

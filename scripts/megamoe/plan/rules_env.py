@@ -250,12 +250,12 @@ def form(c: Context) -> Iterator[Hit]:
                 "use letters, digits and _",
                 f"env.{name}",
             )
-        if "\n" in value or "\0" in value or len(value) > 32768:
+        if len(value) > 32768 or any(ord(ch) < 32 or 127 <= ord(ch) < 160 for ch in value):
             yield refuse(
                 "env_value",
-                f"env.{name} has a line break, NUL byte or more than 32768 characters",
-                "engines cut or refuse such a value",
-                "give one line",
+                f"env.{name} has a line break, another control character or more than 32768 characters",
+                "engines cut or refuse such a value, and a terminal acts on it instead of showing it",
+                "give one line of visible text",
                 f"env.{name}",
             )
         counted = name.upper().endswith("TOKENS") and value.strip().isdecimal()  # a number of tokens, not a credential

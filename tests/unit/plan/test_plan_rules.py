@@ -305,6 +305,22 @@ def test_a_path_that_cannot_be_mounted_says_which_of_its_parts_is_wrong(path: st
     assert not plan(model__path="/models/demo moe-4.1_x").findings  # a blank inside is quoted
 
 
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"host": "a\nPASS: all good"}, "deploy_value"),
+    ({"container__labels": {"team": "a\x1b[31m"}}, "deploy_value"),
+    ({"container__labels": {"a\x9b": "b"}}, "deploy_value"),
+    ({"container__tmpfs": ["/tmp:size=1g\r"]}, "deploy_value"),
+    ({"env__NOTE": "a\x1b[31m"}, "env_value"),
+    ({"env__NOTE": "a\nb"}, "env_value"),
+])  # fmt: skip
+def test_a_value_that_a_terminal_would_act_on_is_refused_once(changes: dict[str, Any], code: str) -> None:
+    assert [f.code for f in plan(**changes).findings if f.severity == "error"] == [code]
+
+
+def test_text_of_any_language_is_no_control_character() -> None:
+    assert not plan(host="knoten-ä", container__labels={"équipe": "日本 → x"}, env__NOTE="ü 中").findings
+
+
 def test_podmans_health_checks_are_rendered_alike_and_said_to_need_systemd() -> None:
     docker, podman = plan(), plan(container__engine="podman")
     assert [f.severity for f in podman.findings if f.code == "podman_health_timer"] == ["info"]
