@@ -22,8 +22,8 @@ SPEED = (
     "(victims, risks, warnings, access lines) the first 1,000 of a file are read, then the first and last of each MiB.",
     "A line that may name a cause is always read whole (time, rank, patterns), and so are lines inside a stack trace.",
     "",
-    "A directory as standard input (`megamoe diagnose - < DIR`) ends in Python's own fatal error: the interpreter stops",
-    "before any of this code runs. Give the files of the directory by name.",
+    "A directory as standard input (`megamoe diagnose - < DIR`) ends in Python's own fatal error: the interpreter",
+    "stops before any of this code runs. Give the files of the directory by name.",
 )
 
 
