@@ -30,6 +30,8 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?\Z")
 
+_taken: BinaryIO | None = None  # the standard input that was handed out
+
 
 def _refuse(code: str, name: str, what: str, why: str, fix: str, exit_code: Exit = Exit.REFUSED) -> Problem:
     return Problem(code, what=f"{name}: {what}", why=why, fix=fix, exit_code=exit_code)
@@ -83,12 +85,17 @@ def standard_input() -> BinaryIO:
     """Standard input as bytes.
 
     Raises:
-        Problem: it was closed by whoever started this process (exit 3).
+        Problem: it was closed by whoever started this process (exit 3), or is asked for a second time (exit 2).
     """
+    global _taken
     if sys.stdin is None:
         raise _refuse("input_missing", "standard input", "it is closed", "there is nothing to judge",
                       "pipe the text in, or give a file", Exit.UNREACHABLE)
-    return sys.stdin.buffer
+    if _taken is sys.stdin.buffer:
+        raise _refuse("input_twice", "standard input", "two inputs are to be read from it",
+                      "it can be read once, so one of them would be empty", "give - once, and a file for the other")
+    _taken = sys.stdin.buffer
+    return _taken
 
 
 def display_name(path: str | Path) -> str:

@@ -327,15 +327,16 @@ def _cut(scan: Scan) -> list[Finding]:
 
 
 def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
-    if not work.scan.lines and not work.facts:
+    if not work.scan.said and not work.facts:
         return Outcome("invalid", Exit.NO_EVIDENCE, "the log is empty: nothing can be said", [
-            Finding("LOG_EMPTY", "error", "no line in any of the logs", "an empty log is no evidence of health",
+            Finding("LOG_EMPTY", "error", "no word in any of the logs", "an empty log is no evidence of health",
                     "give the engine's own log, for example `docker logs NAME >engine.log 2>&1`")], data)
     if len(work.scan.not_text) == len(work.scan.files) > 0 and not work.events:
         named = ", ".join(display_name(name) for name in work.scan.not_text[:3])
         return Outcome("invalid", Exit.NO_EVIDENCE, f"{named}: not text, so nothing can be said", [
             Finding("LOG_NOT_TEXT", "error", f"{named} is full of control characters", "no word of an engine could be "
-                    "found in it, whatever happened", "give the log itself as text, .gz or .xz")], data)
+                    "found in it, whatever happened", "give the log as text, .gz or .xz: unpack .bz2, .zst and .zip, "
+                    "and turn UTF-16 into UTF-8 with `iconv -f UTF-16 -t UTF-8`")], data)
     findings = _cut(work.scan)
     for event in work.kind("warn"):
         assert event.rule is not None

@@ -25,6 +25,7 @@ _RANK = re.compile(
     r"|(?:DP|EP)[_ ]?(\d{1,3})(?![\d.A-Za-z])"
     r"|(?:worker|scheduler|gpu_?worker)[_ -]?(?:TP|DP|EP)?[_ -]?(\d{1,3})(?![\d.])|TP[_ ]?(\d{1,3})(?![\d.A-Za-z])"
     r"|R(\d{1,3})(?=[\]:|>]))", re.I)
+_FRAME = re.compile(rb"[\x00-\x02]\x00\x00\x00[\x00-\xff]{4}")
 _FILE_RANK = re.compile(r"(?:rank|dp|ep|worker)[_.-]?(\d{1,3})(?!\d)", re.I)
 _PREFIX = re.compile(
     r"^(?:\s*(?:\[[^\]]{0,80}\]:?|\([^)]{0,80}\)|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
@@ -54,8 +55,11 @@ def decode(raw: bytes) -> str:
 def unwrap(raw: bytes) -> list[bytes]:
     """The lines inside one line: docker's json-file records and structured logs carry text, and stacks, as JSON.
 
-    A record's time and rank lead each of its lines. Anything that is not a JSON object stays as it is.
+    A record's time and rank lead each of its lines. Anything that is not a JSON object stays as it is, less the frame
+    of docker's raw stream: stream number, three zeros, four bytes of length.
     """
+    if _FRAME.match(raw):
+        raw = raw[8:]
     if not raw.startswith(b"{") or not raw.rstrip().endswith(b"}"):
         return [raw]
     try:

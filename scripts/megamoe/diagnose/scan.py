@@ -55,6 +55,7 @@ class Scan:
     first_clock: str = ""
     lines: int = 0
     bytes: int = 0
+    said: bool = False  # anything but blank lines
     files: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)  # archives that end too early
     not_text: list[str] = field(default_factory=list)  # files whose beginning is full of control characters
@@ -221,6 +222,7 @@ def scan(paths: Iterable[str]) -> Scan:
             if base == 1 and len(chunk) - len(chunk.translate(None, _CONTROL)) > CONTROL_SHARE * len(chunk):
                 out.not_text.append(path)
             out.bytes += len(chunk)
+            out.said = out.said or not chunk.isspace()
             _scan_chunk(state, chunk, base)
             base += chunk.count(b"\n")
             if not chunk.endswith(b"\n"):

@@ -31,6 +31,13 @@ def test_a_closed_standard_input_is_exit_3(verb: str, tmp_path: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)["findings"][0]["code"]) == (3, "input_missing")
 
 
+@pytest.mark.parametrize("words", ["diagnose - -", "diagnose - --facts -"])
+def test_standard_input_cannot_be_two_inputs(words: str, tmp_path: Path) -> None:
+    done = shell(f"echo '{{}}' | M {words}", tmp_path)
+    assert done.returncode == Exit.REFUSED
+    assert b"two inputs are to be read from it" in done.stdout + done.stderr
+
+
 def test_a_result_that_cannot_be_written_is_exit_3_and_said(tmp_path: Path) -> None:
     done = shell("M diagnose nope >/dev/full", tmp_path)
     assert done.returncode == 3 and b"No space left" in done.stderr and b"Traceback" not in done.stderr

@@ -74,6 +74,30 @@ def test_colours_and_control_bytes_do_not_hide_a_cause(tmp_path: Path) -> None:
     assert run(tmp_path, log).data["class"] == "TRUNCATED_SHARD"
 
 
+def test_the_frames_of_dockers_raw_stream_do_not_hide_a_cause(tmp_path: Path) -> None:
+    """The engine's API sends eight bytes ahead of each write: stream, three zeros, length."""
+    log = ["2026-12-01T10:00:00Z [rank 6] Traceback (most recent call last):\n",
+           "2026-12-01T10:00:00Z [rank 6]   File \"a.py\", line 1, in f\n",
+           "2026-12-01T10:00:00Z [rank 6] KeyError: 'x'\n",
+           "2026-12-01T10:05:00Z [rank 0] Watchdog caught collective operation timeout: WorkNCCL\n"]
+    plain, framed = tmp_path / "plain.log", tmp_path / "framed.log"
+    plain.write_text("".join(log))
+    framed.write_bytes(b"".join(b"\2\0\0\0" + len(line).to_bytes(4, "big") + line.encode() for line in log))
+    one, two = (judge(scan([str(path)]), {}).data for path in (plain, framed))
+    assert (one["class"], two["class"]) == ("RANK_DIED_FIRST", "RANK_DIED_FIRST")
+    assert two["first_cause"]["rank"] == 6
+
+
+@pytest.mark.parametrize(("log", "said"), [
+    pytest.param("", False, id="empty"), pytest.param("\n \t\r\n" * 9, False, id="blank lines only"),
+    pytest.param("\n\nx\n", True, id="a word after blank lines"),
+])
+def test_a_log_without_a_word_is_no_evidence_of_health(tmp_path: Path, log: str, said: bool) -> None:
+    outcome = run(tmp_path, log)
+    assert ([f.code for f in outcome.findings] == ["LOG_EMPTY"]) != said
+    assert (outcome.status == "invalid") != said
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=2000), facts=st.dictionaries(st.sampled_from(
     ["env", "plan", "get_v1_models", "completion_probe", "port_8000"]), st.recursive(
