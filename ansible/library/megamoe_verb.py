@@ -48,7 +48,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 def sentence(finding):
     """One finding as one line."""
-    return "[{code}] {what}: {why}. Fix: {fix}.".format(**finding)
+    end = "" if finding["fix"].endswith((".", "?")) else "."
+    return "[{code}] {what}: {why}. Fix: {fix}".format(**finding) + end
 
 
 def main():

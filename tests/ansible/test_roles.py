@@ -17,6 +17,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
+pytest.importorskip("ansible", reason="ansible is not installed (extra `deploy`)")
+
 from rendered import gateway_config, servers_of
 from simulated import ANSIBLE, program
 
@@ -65,6 +67,18 @@ def test_argument_specs_describe_every_default_and_nothing_else(role: str) -> No
     options = specs_of(role)["options"]
     assert {k: v["default"] for k, v in options.items()} == defaults
     assert all(v["description"] for v in options.values())
+    # A default is of its own type and one of its own choices; a list says of what. Templates get values in a play.
+    plain = {name: default for name, default in defaults.items() if "{{" not in str(default)}
+    keys = ("type", "elements", "choices")
+    from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+    typed = {name: {key: options[name][key] for key in keys if key in options[name]} for name in plain}
+    assert ArgumentSpecValidator(typed).validate(plain).error_messages == []
+    assert [n for n, o in options.items() if o["type"] == "list" and "elements" not in o] == []
+    converts = {"int": int, "bool": bool, "dict": dict, "list": list}
+    for name, default in plain.items():
+        wanted = converts.get(options[name]["type"], str)
+        assert isinstance(default, wanted) and isinstance(default, bool) == (wanted is bool), name
     assert all(name.startswith(role + "_") for name in options)
 
 
@@ -177,7 +191,6 @@ def test_of_two_playbooks_that_come_at_once_one_gets_the_lock(tmp_path: Path) ->
         answer: dict[str, Any] = json.loads(process.communicate(timeout=60)[0])
         return answer
 
-    pytest.importorskip("ansible", reason="ansible is not installed (extra `deploy`)")
     both = [ask(owner={"id": str(i), "who": f"owner {i}"}, state="held") for i in range(4)]
     results = [told(p) for p in both]
     assert sorted(r["held"] for r in results) == [False, False, False, True]
@@ -228,6 +241,16 @@ def test_a_play_that_any_error_ends_ends_the_playbook_when_a_host_is_lost_too() 
     fatal = [(name, play) for name, play in plays if play.get("any_errors_fatal")]
     assert len(fatal) > 4
     assert [(name, play["name"]) for name, play in fatal if play.get("max_fail_percentage") != 0] == []
+
+
+def test_a_play_whose_roles_reload_something_does_so_though_a_later_task_fails() -> None:
+    """Otherwise the file is new, the program runs the old one, and the next run finds nothing changed."""
+    roles = {p.parents[1].name for p in ANSIBLE.glob("roles/*/handlers/main.yml")}
+    assert roles == {"container_engine", "gateway"}
+    plays = [(path.name, play) for path in (ANSIBLE / "site.yml", *(ANSIBLE / "playbooks").glob("*.yml"))
+             for play in yaml.safe_load(path.read_text())]  # fmt: skip
+    using = [(name, play) for name, play in plays if roles & {r["role"] for r in play.get("roles", [])}]
+    assert len(using) == 2 and all(play.get("force_handlers") is True for _, play in using)
 
 
 def test_no_play_that_a_limit_would_leave_out_asks_judges_or_shows() -> None:
