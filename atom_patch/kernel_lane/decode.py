@@ -22,6 +22,8 @@ VCC, M0, EXEC = 106, 124, 126
 CLAMPED = 1024  # added to the VOP3 number of an opcode that is clamped (isa/vector.py)
 FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0, 248: 0.15915494}
 _SCALARS = {*range(102), 106, 107, 124, 126, 127, *range(128, 209), *FLOATS, 253, LITERAL}
+# op_sel bits that mean something in the VOP3 form: which byte or half of the destination is written.
+_OPSEL = {"v_cvt_scalef32_pk_fp4_f32": 12, "v_cvt_pk_fp8_f32": 8}
 _DPP_CONTROLS = {*range(0x100), *range(0x101, 0x110), *range(0x111, 0x120), *range(0x121, 0x130), 0x140, 0x141, 0x142,
 0x143,
                  *range(0x150, 0x160)}  # fmt: skip
@@ -133,6 +135,15 @@ class _Reader:
     def source(self, code: int) -> int:
         return code if code >= VGPR else self.scalar(code)
 
+    def no_literal(self, code: int) -> int:
+        """A scalar operand of an encoding that a literal dword cannot follow."""
+        self.need(code != LITERAL, "a literal does not exist here")
+        return self.scalar(code)
+
+    def vector(self, code: int) -> int:
+        self.need(code >= VGPR, f"operand {code} must be a vector register")
+        return code
+
     def need(self, condition: bool, why: str) -> None:
         if not condition:
             raise self.refuse(why)
@@ -212,7 +223,45 @@ def _finish(r: _Reader, op: Opcode, form: str, **fields: object) -> Instruction:
     src = fields.get("src", ())
     if LITERAL in src and "literal" not in fields:  # type: ignore[operator]
         fields["literal"] = r.word()
-    return Instruction(r.pc, r.used, op, form, words=tuple(r.words), **fields)  # type: ignore[arg-type]
+    found = Instruction(r.pc, r.used, op, form, words=tuple(r.words), **fields)  # type: ignore[arg-type]
+    for code, words in operands(found):
+        _check_registers(r, code, words)
+    return found
+
+
+def operands(i: Instruction) -> list[tuple[int, int]]:
+    """Every operand of an instruction as (code, 32-bit words); those that are absent are left out."""
+    op = i.opcode
+    if op.memory is None:
+        widths = (*op.reads, 2) if "in" in op.carry else op.reads
+        if op.name.startswith("v_mfma_scale"):
+            widths = (4 if i.formats[0] == 4 else 8, 4 if i.formats[1] == 4 else 8, 4, 1, 1)
+        # An SOPK comparison names the register that it reads where others name their destination.
+        found = [*zip(i.src, widths, strict=False), (i.dst, max(op.writes, 1)), (i.sdst, 2)]
+    else:
+        action, size, count = op.memory
+        words = max(1, size // 4)
+        if op.encoding == "SMEM":
+            found = [(i.src[0], 2), (i.dst, words)]
+        elif op.encoding == "MUBUF":
+            found = [] if action == "cache" else [(i.src[0], 1), (i.src[2], 4), (i.src[3], 1), (i.src[1], words)]
+        elif op.encoding == "FLAT":
+            found = [(i.src[0], 1 if i.src[2] >= 0 else 2), (i.src[2], 2), (i.src[1], words), (i.dst, words)]
+        else:
+            found = [(i.src[0], 1), (i.src[1], words), (i.src[2], words), (i.dst, words * (2 if count > 1 else 1))]
+    return [(code, words) for code, words in found if code >= 0]
+
+
+def _check_registers(r: _Reader, code: int, words: int) -> None:
+    """A tuple of registers lies within its file and is aligned: SGPRs to 2 or 4, vector registers to 2 (gfx90a on)."""
+    if words == 1 or 128 <= code < VGPR:
+        return
+    if code >= VGPR:
+        r.need(code % 2 == 0, f"{words} vector registers from an odd one")
+        r.need((code - VGPR) % 256 + words <= 256, f"{words} vector registers from {(code - VGPR) % 256}")
+    else:
+        r.need(code % min(words, 4) == 0, f"{words} scalar registers from {code}")
+        r.need(code + words <= 102 or (words == 2 and code in (VCC, EXEC)), f"{words} scalar registers from {code}")
 
 
 def _sop1(r: _Reader, w: int) -> Instruction:
@@ -249,7 +298,9 @@ def _vop(r: _Reader, w: int) -> Instruction:
     else:
         fields["dst"] = (AGPR if op.name == "v_accvgpr_mov_b32" else VGPR) + dst
     if op.name == "v_accvgpr_mov_b32":
-        return _finish(r, op, "e32", src=(src0 + AGPR - VGPR,), **fields)
+        return _finish(r, op, "e32", src=(r.vector(src0) + AGPR - VGPR,), **fields)
+    if op.name.startswith("v_permlane"):
+        r.vector(src0)
     if "out" in op.carry and op.encoding == "VOP2":
         fields["sdst"] = VCC
     mask = (VCC,) if "in" in op.carry else ()
@@ -262,7 +313,10 @@ def _vop(r: _Reader, w: int) -> Instruction:
     if src0 == DPP:
         v = r.word()
         r.need(v >> 17 & 3 == 0 and v >> 20 & 15 == 0, "DPP with neg, abs or reserved bits is not known")
-        r.need(op.encoding != "VOPC" and op.kind == "lane", "DPP is not known for this opcode")
+        r.need(
+            op.encoding != "VOPC" and op.kind == "lane" and max((*op.reads, op.writes)) == 1,
+            "DPP is not known for this opcode",
+        )
         dpp = Dpp(v >> 8 & 0x1FF, v >> 28 & 15, v >> 24 & 15, bool(v >> 19 & 1))
         r.need(dpp.control in _DPP_CONTROLS, f"DPP control {dpp.control:#x} is not known")
         return _finish(r, op, "dpp", src=(VGPR + (v & 255), *rest, *mask), dpp=dpp, **fields)
@@ -273,13 +327,17 @@ def _sdwa(
     r: _Reader, op: Opcode, rest: tuple[int, ...], mask: tuple[int, ...], fields: dict[str, object]
 ) -> Instruction:
     v = r.word()
-    r.need(op.kind == "lane" and max((*op.reads, op.writes)) == 1, "SDWA is not known for this opcode")
+    r.need(
+        op.kind == "lane" and max((*op.reads, op.writes)) == 1 and op.name != "v_fmac_f32",
+        "SDWA is not known for this opcode",
+    )
+    r.need(not (op.float_in and v & 0x08080000), "sign extension of a float does not exist")
     r.need(v >> 20 & 3 == 0 and v >> 28 & 3 == 0, "SDWA with neg or abs is not known")
     r.need(v >> 16 & 7 < 7 and v >> 24 & 7 < 7, "SDWA selection 7 does not exist")
-    first = r.scalar(v & 255) if v >> 23 & 1 else VGPR + (v & 255)
+    first = r.no_literal(v & 255) if v >> 23 & 1 else VGPR + (v & 255)
     sources = (first, *((rest[0] - VGPR if v >> 31 else rest[0],) if rest else ()))
     if rest and v >> 31:
-        r.scalar(sources[1])
+        r.no_literal(sources[1])
     if op.encoding == "VOPC":
         r.need(v >> 8 & 0x7F == 0 or v >> 15 & 1 == 1, "SDWA destination bits without a destination")
         fields["sdst"] = r.scalar(v >> 8 & 127) if v >> 15 & 1 else VCC
@@ -310,6 +368,14 @@ def _vop3(r: _Reader, w: int) -> Instruction:
     r.need(LITERAL not in operands[: len(op.reads)], "a literal in the VOP3 form does not exist on gfx950")
     count = len(op.reads) + ("in" in op.carry)
     fields: dict[str, object] = {"src": tuple(operands[:count])}
+    if "in" in op.carry:
+        r.need(operands[count - 1] < 128, "a carry or a choice of lanes comes from scalar registers")
+    if op.name in ("v_readlane_b32", "v_writelane_b32"):
+        r.need(operands[1] < VGPR, "a lane's number is scalar")
+        r.need((operands[0] >= VGPR) == (op.name == "v_readlane_b32"), "one side is a vector register, one is scalar")
+    if op.name == "v_lshl_add_u64":
+        r.need(128 <= operands[1] <= 132, "a shift other than by a constant from 0 to 4 is not known")
+    r.need(not op.name.startswith("v_permlane") and op.name != "v_accvgpr_mov_b32", "its VOP3 form is not known")
     r.need(all(o == 0 for o in (v & 511, v >> 9 & 511, v >> 18 & 511)[count:]), "an operand too many")
     absolute, neg, omod = w >> 8 & 7, v >> 29 & 7, v >> 27 & 3
     has_sdst = "out" in op.carry
@@ -329,10 +395,11 @@ def _vop3(r: _Reader, w: int) -> Instruction:
         r.need(w >> 11 & 15 == 0, "op_sel is not known for this opcode")
     else:
         opsel = w >> 11 & 15
-        r.need(opsel == 0 or op.opsel, "op_sel is not known for this opcode")
+        r.need(opsel & ~_OPSEL.get(op.name, 0) == 0, "op_sel is not known for this opcode")
         fields["opsel"] = opsel
     r.need(omod == 0, "an output modifier is not known")
-    r.need((absolute | neg) == 0 or op.float_in, "neg or abs on integers does not exist")
+    floats = sum(1 << n for n in range(len(op.reads)) if f"S{n}.f" in op.meaning)
+    r.need((absolute | neg) & ~floats == 0, "neg or abs on integers does not exist")
     return _finish(r, op, "e64", neg=neg, absolute=absolute, **fields)
 
 
@@ -343,7 +410,9 @@ def _vop3p(r: _Reader, w: int) -> Instruction:
     if op.name.startswith("v_accvgpr"):
         read = op.name == "v_accvgpr_read_b32"
         source = v & 511
+        r.need(w >> 8 & 0xBF == 0 and v >> 29 == 0 and v >> 9 & 0x3FFFF == 0, "modifiers are not known here")
         r.need(not read or source >= VGPR, "an AGPR is expected")
+        r.need(source != LITERAL, "a literal does not exist here")
         return _finish(
             r, op, "", src=(source + 256 if read else r.source(source),), dst=(VGPR if read else AGPR) + (w & 255)
         )
@@ -353,6 +422,9 @@ def _vop3p(r: _Reader, w: int) -> Instruction:
     sources = tuple(r.source(code) for code in (v & 511, v >> 9 & 511, v >> 18 & 511)[: len(op.reads)])
     r.need(LITERAL not in sources, "a literal does not exist here")
     hi = (v >> 27 & 3) | (w >> 14 & 1) << 2
+    # What the high half of a constant is, no source that we have says.
+    chosen = w >> 11 & 7 | (0 if op.name == "v_pk_mov_b32" else hi)
+    r.need(all(not chosen >> n & 1 for n, code in enumerate(sources) if 128 <= code < VGPR), "a constant's high half")
     return _finish(r, op, "", src=sources, dst=VGPR + (w & 255), opsel=w >> 11 & 7, opsel_hi=hi)
 
 
@@ -360,7 +432,8 @@ def _mfma(r: _Reader, op: Opcode, w: int, v: int) -> Instruction:
     """Two halves: the scales (this dword pair), then the product itself."""
     scales = (r.source(v & 511), r.source(v >> 9 & 511))
     opsel, opsel_hi = w >> 11 & 3, v >> 27 & 3
-    r.need(all(s >= VGPR for s in scales) and w & 0x7FF == 0, "scales must be vector registers")
+    r.need(all(s >= VGPR for s in scales) and w & 0xE7FF == 0, "scales must be vector registers")
+    r.need(v >> 18 & 511 == 0 and v >> 29 == 0, "modifiers of a scale are not known")
     a, b = r.word(), r.word()
     r.need(a >> 16 == 0xD3AD, "a scale prefix must be followed by v_mfma_f32_16x16x128_f8f6f4")
     cbsz, blgp = a >> 8 & 7, b >> 29 & 7
@@ -371,6 +444,7 @@ def _mfma(r: _Reader, op: Opcode, w: int, v: int) -> Instruction:
     r.need(a >> 11 & 15 == 1, "abid must be 1 in the scaled form")
     first, second, third = b & 511, b >> 9 & 511, r.source(b >> 18 & 511)
     r.need(first >= VGPR and second >= VGPR, "matrices must be vector registers")
+    r.need(128 <= third != LITERAL, "a sum starts from vector registers or a constant")
     accumulate = 256 if a >> 15 & 1 else 0
     return _finish(
         r, op, "", src=(first + (256 if b >> 27 & 1 else 0), second + (256 if b >> 28 & 1 else 0),
@@ -401,7 +475,7 @@ def _mubuf(r: _Reader, w: int) -> Instruction:
     r.need("lds" not in flags or (op.memory[0] == "load" and op.memory[1] in (4, 12, 16)), "this load cannot go to LDS")
     address = VGPR + (v & 255) if "offen" in flags else -1
     data = -1 if "lds" in flags else _data(v >> 8 & 255, accumulate=v >> 23 & 1)
-    sources = (address, data, (v >> 16 & 31) * 4, r.scalar(v >> 24 & 255))
+    sources = (address, data, (v >> 16 & 31) * 4, r.no_literal(v >> 24 & 255))
     return _finish(r, op, "", src=sources, dst=data if op.memory[0] == "load" else -1, offset=w & 0xFFF, flags=flags)
 
 

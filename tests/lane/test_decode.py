@@ -11,6 +11,7 @@ from assemble import Parts, code_object, listing
 from kernel_lane import elf, machine
 from kernel_lane.decode import decode, decode_one
 from kernel_lane.isa import BY_NAME
+from kernel_lane.machine.lower import lower
 from kernel_lane.text import text
 from megamoe_atom.problem import Exit, Problem
 
@@ -128,3 +129,50 @@ def test_a_kernel_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(Problem) as caught:
         elf.read(code_object(Parts(CODE))).kernel("theirs")
     assert caught.value.code == "no_kernel" and "ours" in str(caught.value)
+
+
+# Every pattern is a known one of encodings.txt with one field changed to what gfx950 does not define, or no source
+# that we have does.
+UNDEFINED = {
+    "a carry in a vector register": ("D1000001 04120702", "comes from scalar registers"),
+    "a lane's number in a vector register": ("D2890001 00020702", "a lane's number is scalar"),
+    "a lane read from a scalar register": ("D2890001 00000602", "one side is a vector register"),
+    "a wide shift by 5": ("D2080002 04190B04", "a constant from 0 to 4"),
+    "a wide shift by a register": ("D2080002 04180704", "a constant from 0 to 4"),
+    "a pair from an odd vector register": ("D2080003 04190504", "from an odd one"),
+    "four from the last pair of vector registers": ("E05C1000 8001FE01", "4 vector registers from 254"),
+    "a pair from an odd scalar register": ("BE850103", "2 scalar registers from 3"),
+    "four from the last pair of scalar registers": ("C00A1900 00000000", "4 scalar registers from 100"),
+    "an eight-word load to a pair's place": ("C00E0080 00000000", "8 scalar registers from 2"),
+    "a literal behind a buffer access": ("E0501000 FF010001", "a literal does not exist"),
+    "a literal behind SDWA": ("320202F9 068606FF", "a literal does not exist"),
+    "a sum that starts from scalar registers": ("D3AC0000 00022B14 D3AD0800 80121904", "a sum starts from"),
+    "a modifier of a scale": ("D3AC2000 00022B14 D3AD0800 84421904", "scales must be"),
+    "the high half of a constant": ("D3B14002 18010104", "a constant's high half"),
+    "a packed move of a constant's high half": ("D3B35002 18010104", "a constant's high half"),
+    "a literal into an AGPR": ("D3D94001 180000FF", "a literal does not exist"),
+    "an AGPR move from a scalar register": ("7E02A402", "must be a vector register"),
+    "a 64-bit move through DPP": ("7E0470FA FF015004", "DPP is not known for this opcode"),
+    "a fused multiply-add through SDWA": ("760202F9 06860602", "SDWA is not known"),
+    "op_sel on a source of a conversion": ("D2A20801 00020702", "op_sel is not known"),
+    "neg on the exponent of v_ldexp_f32": ("D2880001 40020702", "neg or abs on integers"),
+}
+
+
+@pytest.mark.parametrize(("bits", "why"), UNDEFINED.values(), ids=UNDEFINED)
+def test_what_gfx950_does_not_define_is_refused(bits: str, why: str) -> None:
+    with pytest.raises(Problem) as caught:
+        decode_one(b"".join(struct.pack("<I", int(w, 16)) for w in bits.split()) + bytes(8), 0, 0)
+    assert caught.value.code == "unknown_instruction" and why in str(caught.value)
+
+
+@pytest.mark.parametrize(("bits", "why"), [
+    ("E05D1010 80010001", "also moves the place in LDS"),
+    ("D1260001 0001E502", "a float constant as a 16-bit integer"),
+])  # fmt: skip
+def test_what_is_read_but_not_known_is_not_executed(bits: str, why: str) -> None:
+    """The linter may read it; the machine refuses before anything runs."""
+    i = decode_one(b"".join(struct.pack("<I", int(w, 16)) for w in bits.split()), 0, 0)
+    with pytest.raises(Problem) as caught:
+        lower([i])
+    assert caught.value.code == "unknown_instruction" and why in str(caught.value)

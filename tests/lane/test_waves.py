@@ -167,7 +167,8 @@ def test_packed_halves_take_the_registers_that_their_selectors_name(
     )
     run = {"v_pk_fma_f32": d.FMA, "v_pk_mul_f32": d.MUL, "v_pk_add_f32": d.ADD}
     for half in (0, 1):
-        picked = [operands[n][selectors[half] >> n & 1] for n in range(count)]
+        chosen = selectors[0] if name == "v_pk_mov_b32" else selectors[half]  # op_sel_hi means nothing to the move
+        picked = [operands[n][chosen >> n & 1] for n in range(count)]
         for lane in range(64):
             row = [int(p[lane]) for p in picked]
             want = row[half] if name == "v_pk_mov_b32" else run[name](*row)

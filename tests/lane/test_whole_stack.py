@@ -30,7 +30,7 @@ def patch(option: str, tree: Path) -> None:
 @pytest.mark.parametrize("limit", [0.0, 10.0], ids=["plain kernels", "edited kernels with DeepSeek-V4's SwiGLU limit"])
 def test_two_ranks_of_the_whole_stack_equal_the_reference_in_every_bit(tmp_path: Path, limit: float) -> None:
     atom, flydsl = checkout("MEGAMOE_ATOM_DIR"), checkout("MEGAMOE_FLYDSL_DIR")
-    python = python_with("flydsl.expr.buffer_ops, transformers", "MEGAMOE_FLYDSL_PYTHON")
+    python = python_with("flydsl.expr.buffer_ops, transformers, psutil, xxhash, msgspec", "MEGAMOE_FLYDSL_PYTHON")
     shutil.copytree(atom / "atom", tmp_path / "atom")
     patch("--atom", tmp_path)
     if limit:

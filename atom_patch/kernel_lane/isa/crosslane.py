@@ -36,10 +36,11 @@ OPCODES: list[Opcode] = [
     _packed(48, "v_pk_fma_f32", "fma32(A, B, C)", 3),
     _packed(49, "v_pk_mul_f32", "A * B", 2),
     _packed(50, "v_pk_add_f32", "A + B", 2),
+    # op_sel alone chooses here: bit 0 the low result's register of source 0, bit 1 the high result's of source 1.
     Opcode("v_pk_mov_b32", "VOP3P", 51, "wave", """
         u32 lo[64], hi[64];
         memcpy(lo, half(w, i, 0, 0), sizeof lo);
-        memcpy(hi, half(w, i, 1, 1), sizeof hi);
+        memcpy(hi, half(w, i, 1, 0), sizeof hi);
         put(w, i->d, lo);
         put(w, i->d + 1, hi);
     """, reads=(2, 2), writes=2, opsel=True),

@@ -16,12 +16,12 @@ _VOP1 = table("VOP1", "lane", """
     29 v_ceil_f32        D.f = ceilf(S0.f);
     30 v_rndne_f32       D.f = rintf(S0.f);
     31 v_floor_f32       D.f = floorf(S0.f);
-    32 v_exp_f32         D.f = (float)exp2((double)S0.f);
-    33 v_log_f32         D.f = (float)log2((double)S0.f);
-    34 v_rcp_f32         D.f = (float)(1.0 / (double)S0.f);
-    35 v_rcp_iflag_f32   D.f = (float)(1.0 / (double)S0.f);
-    36 v_rsq_f32         D.f = (float)(1.0 / sqrt((double)S0.f));
-    39 v_sqrt_f32        D.f = sqrtf(S0.f);
+    32 v_exp_f32         D.f = flush((float)exp2((double)flush(S0.f)));
+    33 v_log_f32         D.f = flush((float)log2((double)flush(S0.f)));
+    34 v_rcp_f32         D.f = flush((float)(1.0 / (double)flush(S0.f)));
+    35 v_rcp_iflag_f32   D.f = flush((float)(1.0 / (double)flush(S0.f)));
+    36 v_rsq_f32         D.f = flush((float)(1.0 / sqrt((double)flush(S0.f))));
+    39 v_sqrt_f32        D.f = sqrtf(flush(S0.f));
     43 v_not_b32         D.u = ~S0.u;
     44 v_bfrev_b32       D.u = reverse_bits(S0.u);
     45 v_ffbh_u32        D.u = S0.u ? highest_zeros(S0.u) : ~0u;
@@ -144,10 +144,10 @@ _VOP3 = table("VOP3", "lane", """
     680 v_minimum3_f32    D.f = minimum_f32(minimum_f32(S0.f, S1.f), S2.f);
     681 v_maximum3_f32    D.f = maximum_f32(maximum_f32(S0.f, S1.f), S2.f);
 """)  # fmt: skip
-# The scalar destination of the wide multiply-adds receives a carry that these kernels never read; it is written.
+# The scalar destination of the wide multiply-adds receives bit 64 of the exact sum: a carry, or the sum's sign.
 _VOP3 += table("VOP3", "lane", """
     488 v_mad_u64_u32     u64 p = (u64)S0.u * S1.u; u64 t = p + S2.u64; COUT = t < p; D.u64 = t;
-    489 v_mad_i64_i32     i64 p = (i64)S0.i * S1.i; i64 t; COUT = __builtin_add_overflow(p, S2.i64, &t); D.i64 = t;
+    489 v_mad_i64_i32     __int128 t = (__int128)((i64)S0.i * S1.i) + S2.i64; COUT = t < 0; D.i64 = (i64)t;
 """, carry="out")  # fmt: skip
 
 OPCODES: list[Opcode] = [*_VOP1, *_VOP2, *_VOPC, *_VOP3, *_CLAMPED]

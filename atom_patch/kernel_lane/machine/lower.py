@@ -74,6 +74,8 @@ def _one(r: Ins, i: Instruction, at: dict[int, int]) -> None:
 
 def _wide_constants(i: Instruction) -> None:
     for code, words in zip(i.src, i.opcode.reads, strict=False):
+        if code in FLOATS and i.opcode.kind == "lane" and re.search(r"_[uib]16$", i.opcode.name):
+            raise _refuse(i, "a float constant as a 16-bit integer")
         if words == 2 and code in FLOATS:
             raise _refuse(i, "a float constant as a 64-bit integer")
         if words == 2 and code == LITERAL and i.literal >> 31 and ".i64" in i.opcode.meaning:
@@ -85,6 +87,8 @@ def _memory(r: Ins, i: Instruction) -> None:
     assert op.memory is not None
     action, size, count = op.memory
     r.words = size
+    if "lds" in i.flags and i.offset:
+        raise _refuse(i, "whether an offset also moves the place in LDS is not known")
     if re.match(r"(global|buffer|flat)_load_s(byte|short)", op.name) or action == "lds_read_signed":
         r.flags |= _SIGNED
     if op.encoding == "SMEM":
