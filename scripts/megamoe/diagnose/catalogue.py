@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
-KINDS = ("cause", "victim", "risk", "warn", "benign", "marker")
+KINDS = ("cause", "victim", "unknown", "risk", "warn", "benign", "marker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Rule:
     unless: re.Pattern[str] | None
     context: str
     recovers: bool
+    soft: bool
+    request: bool
     what: str
     why: str
     fix: str
@@ -52,6 +54,7 @@ def rules() -> tuple[Rule, ...]:
     return tuple(
         Rule(r["id"], r["kind"], tuple(r["needles"]), re.compile(r["pattern"], re.I),
              re.compile(r["unless"], re.I) if "unless" in r else None, r.get("context", ""), r.get("recovers", False),
+             r.get("soft", False), r.get("request", False),
              r["what"], r["why"], r["fix"], r["source"], tuple(r["examples"]), tuple(r["counter"]))
         for r in tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))["rule"])
 

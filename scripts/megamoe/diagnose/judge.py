@@ -12,6 +12,7 @@ from megamoe_atom.problem import Exit
 from megamoe.diagnose.capacity import kv_findings
 from megamoe.diagnose.catalogue import Advice, advice
 from megamoe.diagnose.facts import Clue, fact_clues, idle_gpus, number, section, utilisation
+from megamoe.diagnose.lines import on_scale
 from megamoe.diagnose.scan import Event, Scan
 from megamoe.envelope import Finding, Outcome
 from megamoe.text_input import display_name
@@ -25,9 +26,21 @@ _REQUEST = re.compile(r"(?:request\w*|allocat\w*|ask\w*|need\w*|size|for|of)\D{0
                       r"(bytes|[KMGT]i?B|[KMGT]|B)?\b", re.I)
 _UNIT = {"": 1, "b": 1, "bytes": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 CACHE_FRAMES = 60  # lines between a stack frame in a compile cache and the exception that ends that stack
-CONSEQUENCES = ("PEER_GONE", "CLIENT_RETRYING")  # they say that somebody else ended, so any other victim says more
+# They say that somebody else ended, so any other victim says more.
+CONSEQUENCES = ("PEER_GONE", "CLIENT_RETRYING", "SERVER_NOT_ANSWERING")
 TOGETHER = ("HANG", "COLLECTIVE_AUTOTUNE", "RANK_DIVERGENCE", "AITER_LOCK", "IOMMU_NOT_PT")  # of all ranks alike
 
+DEEPEST = ("GPU_HARDWARE", "HOST_OOM_KILLED")  # no program causes them by failing, so whatever else failed followed
+SCALES = ("abs", "naive", "syslog", "day")  # clocks from the finest to the coarsest
+QUOTE, LEAD = 400, 120  # characters of a quoted line; of a longer one this much stands before the words that matched
+OTHERS = 3  # further faults that are named
+
+_QUIET = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\[W\d{3,4} |\[(?:info|warning|debug)\]|\bWarning:")
+_GRAVE = re.compile(r"\b(?:CRITICAL|FATAL)\b|\[critical\]|^panic: |^fatal: \[")
+_ASKED = re.compile(r"received (?:signal )?(?:SIGTERM|SIGINT|15\b|2\b)|SIGTERM received|KeyboardInterrupt", re.I)
+_ORDINARY_END = re.compile(r"CancelledError|SystemExit|EOFError|BrokenPipe|Connection(?:Reset|Aborted)|SIGTERM|"
+                           r"exit ?(?:code|status)?[ :=]{0,2}(?:-15|-2|143|130)\b|cannot schedule new futures", re.I)
+_TIMEOUT = re.compile(r"\bTimeoutError\b")
 _EXCEPTION_TAIL = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b.*$")
 _DIED_RANK = re.compile(r"\(rank[ _]?(\d{1,4})\)|\brank[ _]?(\d{1,4}) (?:died|crashed|has died|is dead)", re.I)
 _STATUS = re.compile(r"\b(5\d\d)\b(?!.*\b5\d\d\b)")
@@ -60,18 +73,35 @@ def requested_bytes(text: str) -> int | None:
     return best
 
 
-def _comparable(events: list[Event]) -> bool:
-    return bool(events) and all(e.time is not None for e in events) and len({e.clock for e in events}) == 1
+def scale_of(events: list[Event]) -> str:
+    """The finest scale on which all these events can be compared; "" when some have no time, or one since boot."""
+    clocks = {e.clock for e in events}
+    if not events or any(e.time is None for e in events):
+        return ""
+    if len(clocks) == 1:
+        return clocks.pop()
+    return max(clocks, key=SCALES.index) if clocks <= set(SCALES) else ""
 
 
 def in_order(events: list[Event]) -> list[Event]:
-    """By time when all events of several files carry the same kind of stamp, else in the order given.
+    """By time when the stamps of all events can be brought to one scale, else in the order given.
 
     Within one file time decides too, so that ranks whose output is interleaved late do not change places.
     """
-    if _comparable(events):
-        return sorted(events, key=lambda e: (e.time or 0.0, e.order))
+    if scale := scale_of(events):
+        if len({e.clock for e in events}) == 1:
+            return sorted(events, key=lambda e: (e.time or 0.0, e.order))
+        return sorted(events, key=lambda e: (on_scale(e.time or 0.0, e.clock, scale), e.order))
     return sorted(events, key=lambda e: e.order)
+
+
+def quote(event: Event) -> str:
+    """The line, or of a long one its beginning and what stands around the words that matched."""
+    found = event.rule.pattern.search(event.text) if event.rule else None
+    if len(event.text) <= QUOTE or found is None or found.end() <= QUOTE:
+        return event.text[:QUOTE]
+    start = found.start() - LEAD // 2
+    return f"{event.text[:LEAD]} [...] {event.text[start:start + QUOTE - LEAD]}"
 
 
 class Judge:
@@ -80,6 +110,8 @@ class Judge:
         self.events = in_order(scan.events)
         self.place = {id(e): i for i, e in enumerate(self.events)}
         self.ready = [e for e in self.events if e.rule and e.rule.id == "READY"]
+        self.ignored = {(e.file, e.line) for e in self.events if e.rule and e.rule.id == "IGNORED_BY_ANSIBLE"}
+        self.ends = self.fatal_victims()
 
     def before(self, a: Event, b: Event) -> bool:
         return self.place[id(a)] < self.place[id(b)]
@@ -91,28 +123,63 @@ class Judge:
         return [e for e in self.events if e.rule and e.rule.kind == kind]
 
     # -- causes -------------------------------------------------------------------------------------------------
+    def served_after(self, event: Event) -> bool:
+        """True when the server became ready, or answered, after the event."""
+        return any(self.before(event, r) for r in self.ready) or (
+            (last := self.scan.last.get("READY")) is not None and last.file == event.file and last.line > event.line)
+
+    def fatal_victims(self) -> list[Event]:
+        """Victims less those of a peer or client that went away while the server served on."""
+        ends = [v for v in self.kind("victim") if v.rule and not v.rule.recovers]
+        return [v for v in self.kind("victim") if v.rule and not (
+            v.rule.recovers and self.served_after(v) and not any(self.before(v, e) for e in ends))]
+
     def recovered(self, event: Event) -> bool:
         """True when the engine went on: ready after it, and no process was reported dead in between or later."""
-        later_ready = any(self.before(event, r) for r in self.ready) or (
-            (last := self.scan.last.get("READY")) is not None and last.file == event.file and last.line > event.line)
-        died = any(self.before(event, v) for v in self.kind("victim"))
-        return later_ready and not died
+        return self.served_after(event) and not any(self.before(event, v) for v in self.ends)
+
+    def stopped(self, event: Event) -> bool:
+        """True after a stop that somebody asked for, until the next start: processes that are told to end complain.
+
+        "Shutting down" alone is also what a server says whose engine has died, and the engine's words may reach the
+        log late; after it only the words of an ordinary end are excused.
+        """
+        stops = [m for m in self.of("STOPPING") if m.file == event.file and self.before(m, event)]
+        started = [m for m in self.of("LOADING") + self.ready if m.file == event.file and self.before(m, event)]
+        stops = [m for m in stops if not any(self.before(m, s) for s in started)]
+        if not stops or (event.rule and event.rule.id in ("HANG", "GPU_MEMORY_FAULT")):
+            return False
+        return any(_ASKED.search(m.text) for m in stops) or bool(_ORDINARY_END.search(event.text))
+
+    def counts_as_cause(self, event: Event) -> bool:
+        if event.rule is None:
+            return not self.recovered(event) and not self.stopped(event)
+        if event.rule.kind != "cause" or (event.file, event.line + 1) in self.ignored:
+            return False
+        if event.rule.request and any(r.file == event.file and self.before(r, event) for r in self.ready):
+            return False
+        return not (event.rule.recovers and (self.recovered(event) or self.stopped(event)))
 
     def causes(self) -> list[Event]:
-        out = [e for e in self.events if e.rule and e.rule.kind == "cause" and
-               not (e.rule.recovers and self.recovered(e))]
-        return out + [e for e in self.events if e.rule is None and not self.recovered(e)]
+        out = [e for e in self.events if self.counts_as_cause(e)]
+        hard = [e for e in out if not (e.rule and e.rule.soft and _QUIET.search(e.text[:160]))]
+        return hard or out
 
     def first_cause(self) -> Verdict | None:
         causes = in_order(self.causes())
         if not causes:
             return None
         first = causes[0]
+        if not scale_of(causes):  # files whose clocks say nothing of each other, such as dmesg's seconds since boot
+            first = next((c for c in causes if c.rule and c.rule.id in DEEPEST), first)
         if first.rule is None:
             near = [c for c in causes if c.rule and c.rank == first.rank and c.file == first.file and
                     0 < c.line - first.line <= NEAR_LINES]
             if near:
                 return self.refined(near[0])
+            if _TIMEOUT.search(first.text) and (waits := [v for v in self.of("HANG") if v.file == first.file and
+                                                          0 <= v.line - first.line <= NEAR_LINES]):
+                return self.hang(waits[0])
             frames = [f for f in self.of("STACK_IN_CACHE") if f.file == first.file and
                       0 < first.line - f.line <= CACHE_FRAMES]
             if frames and re.search(r"\b(?:Name|Attribute|Type|Import|Key)Error\b", first.text):
@@ -120,6 +187,27 @@ class Judge:
             others = [v for v in self.kind("victim") if self.before(first, v) and v.rank != first.rank]
             return Verdict("RANK_DIED_FIRST" if others else "UNCAUGHT_EXCEPTION", first)
         return self.refined(first)
+
+    def others(self, found: Verdict) -> list[Verdict]:
+        """Further faults, later than the first: one of each other class, and the first exception of a later start."""
+        out: dict[str, Verdict] = {}
+        causes = in_order(self.causes())
+        told = bool(scale_of(causes))
+        for event in causes:
+            if event is found.event or (found.event is not None and self.before(event, found.event)
+                                        and (told or event.file == found.event.file)):
+                continue
+            if event.rule is None:
+                if found.event is None or not any(self.before(found.event, m) and self.before(m, event)
+                                                  for m in self.of("LOADING") + self.ready):
+                    continue
+                verdict = Verdict("UNCAUGHT_EXCEPTION", event)
+            else:
+                verdict = self.refined(event)
+            if verdict.id != found.id and (found.event is None or found.event.rule is not event.rule or
+                                           event.rule is None):
+                out.setdefault(verdict.id, verdict)
+        return list(out.values())[:OTHERS]
 
     def refined(self, event: Event) -> Verdict:
         assert event.rule is not None
@@ -194,7 +282,7 @@ class Judge:
             lasted = times[1] - times[0] if len(times) == 2 else 0.0
             if not moved and (self.scan.counts["AITER_LOCK"] >= LOCK_REPEATS or lasted > LOCK_SECONDS):
                 return Verdict("AITER_LOCK", locks[0])
-        victims = self.kind("victim")
+        victims = [v for v in self.ends if not self.stopped(v)]
         if victims:
             return self.first_victim(victims)
         failing = [e for e in self.of("REQUESTS_FAILING") if not self.still_starting(e)]
@@ -205,6 +293,18 @@ class Judge:
                 "REQUESTS_FAILING"].line
             if still and (len(failing) > 1 or not ok):
                 return Verdict("REQUESTS_FAILING", failing[0])
+        return self.unknown()
+
+    def unknown(self) -> Verdict | None:
+        """The first line that its own program calls an error, when the server did not serve after it.
+
+        Once it has served, an ERROR is mostly about one request; only the gravest words count then.
+        """
+        for event in self.kind("unknown"):
+            served = any(r.file == event.file and self.before(r, event) for r in self.ready)
+            if not (self.served_after(event) or self.stopped(event) or (event.file, event.line + 1) in self.ignored
+                    or (served and not _GRAVE.search(event.text))):
+                return Verdict("UNKNOWN_FAULT", event)
         return None
 
     def still_starting(self, event: Event) -> bool:
@@ -281,7 +381,7 @@ def _finding(verdict: Verdict, text: Advice) -> Finding:
         what = f"rank {event.rank}: {what}"
     return Finding(verdict.id, "error", what, text.why, verdict.fix or text.fix,
                    file=display_name(event.file) if event else None, line=event.line if event else None,
-                   quote=event.text[:400] if event else None)
+                   quote=quote(event) if event else None)
 
 
 def judge(scan: Scan, facts: dict[str, Any]) -> Outcome:
@@ -293,10 +393,10 @@ def judge(scan: Scan, facts: dict[str, Any]) -> Outcome:
     if verdict is None:
         return _nothing(work, data)
     finding = _finding(verdict, advice()[verdict.id])
-    findings, text = [finding, *_cut(work.scan)], ""
+    findings, text = [finding, *map(_other, work.others(verdict)), *_cut(work.scan)], ""
     event = verdict.event
     if event is not None:
-        data["first_cause"] = {"file": display_name(event.file), "line": event.line, "quote": event.text[:400],
+        data["first_cause"] = {"file": display_name(event.file), "line": event.line, "quote": quote(event),
                                "rank": event.rank, "time": event.time}
         victims = [v for v in work.kind("victim") if v is not event and work.before(event, v)]
         per_rank: dict[int | None, Event] = {}
@@ -320,6 +420,15 @@ def judge(scan: Scan, facts: dict[str, Any]) -> Outcome:
     return Outcome("fail", Exit.CHECK_FAILED, f"{verdict.id}{where}: {finding.what}", findings, data, text)
 
 
+def _other(verdict: Verdict) -> Finding:
+    """A further fault, without its line: the quoted line is the one to look at."""
+    event = verdict.event
+    assert event is not None
+    return Finding(verdict.id, "warn", "another fault is in the log beside the first",
+                   "it may follow from the first, or be what the next start will meet",
+                   "mend the first, then run this again on the new log", file=display_name(event.file), line=event.line)
+
+
 def _cut(scan: Scan) -> list[Finding]:
     return [Finding("LOG_CUT", "warn", f"{display_name(name)} is an archive that is cut or damaged",
                     "what came later, where a fault would stand, was not read",
@@ -338,21 +447,22 @@ def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
                     "found in it, whatever happened", "give the log as text, .gz or .xz: unpack .bz2, .zst and .zip, "
                     "and turn UTF-16 into UTF-8 with `iconv -f UTF-16 -t UTF-8`")], data)
     findings = _cut(work.scan)
-    for event in work.kind("warn"):
+    for event in [*work.kind("warn"), *(v for v in work.kind("victim") if v not in work.ends)]:
         assert event.rule is not None
         if event.rule.id not in {f.code for f in findings}:
             findings.append(Finding(event.rule.id, "warn", event.rule.what, event.rule.why, event.rule.fix,
-                                    file=display_name(event.file), line=event.line, quote=event.text[:400]))
+                                    file=display_name(event.file), line=event.line, quote=quote(event)))
     findings += work.capacity()
     for event in work.events:
-        if event.rule and event.rule.kind == "cause" and event.rule.id not in {f.code for f in findings}:
+        if (event.rule and event.rule.kind == "cause" and (event.file, event.line + 1) not in work.ignored
+                and event.rule.id not in {f.code for f in findings}):
             findings.append(Finding(event.rule.id, "warn", f"{event.rule.what}; the server got over it",
                                     "it went on to serve, so this is not what stops it", event.rule.fix,
-                                    file=display_name(event.file), line=event.line, quote=event.text[:400]))
+                                    file=display_name(event.file), line=event.line, quote=quote(event)))
         if event.rule is None and work.recovered(event) and "EXCEPTION_SURVIVED" not in {f.code for f in findings}:
             findings.append(Finding("EXCEPTION_SURVIVED", "warn", "an exception that the server got over",
                                     "it went on to serve, so this is not what stops it", "read the stack above it",
-                                    file=display_name(event.file), line=event.line, quote=event.text[:400]))
+                                    file=display_name(event.file), line=event.line, quote=quote(event)))
     if not work.ready:
         load = utilisation(work.facts)
         if load and min(load.values()) >= 95:

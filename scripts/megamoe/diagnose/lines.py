@@ -6,10 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 LINE_CAP = 4096  # characters of a line that are looked at
 RAW_CAP = 2 * LINE_CAP  # bytes of a line that are decoded
 JSON_CAP = 1 << 16  # bytes of a JSON record that are parsed: a whole stack may be in it
+DAY_S = 86400.0
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _JUNK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufffd]")
@@ -17,25 +19,47 @@ _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\
 _MONTH_DAY = re.compile(r"(?<!\d)(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _SYSLOG = re.compile(r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(\d{1,2}) "
                      r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"(?<![A-Za-z0-9])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_UPTIME = re.compile(r"^(?:<\d{1,3}>)?\[ *(\d{1,8}\.\d{1,6})\](?=[\s:])")
 _CLOCK = re.compile(r"(?<![\d:.])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,9}))?(?![\d:])")
 _EPOCH = re.compile(r"^[\[(]?(1[0-9]{9})(\d{3}|\d{6}|\d{9})?(?:\.(\d{1,9}))?[\])]?(?=[\s:|])")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _RANK = re.compile(
     r"(?<![A-Za-z0-9])(?:(?:global|local|dp|ep|tp|world)?[_ -]?rank[_ :=#-]{0,2}(\d{1,4})(?![\d.])"
+    r"|model ?runner(\d{1,3})(?=/\d)"
+    # Of several coordinates the one that counts all GPUs: EP where it is given, TP in SGLang's "DP1 TP3".
+    r"|(?:worker|scheduler)?[_ -]?(?:DP\d{1,3}[ _])?(?:TP\d{1,3}[ _])?EP[_ ]?(\d{1,3})(?![\d.A-Za-z])"
+    r"|DP\d{1,3} TP(\d{1,3})(?![\d.A-Za-z])"
     r"|(?:DP|EP)[_ ]?(\d{1,3})(?![\d.A-Za-z])"
     r"|(?:worker|scheduler|gpu_?worker)[_ -]?(?:TP|DP|EP)?[_ -]?(\d{1,3})(?![\d.])|TP[_ ]?(\d{1,3})(?![\d.A-Za-z])"
     r"|R(\d{1,3})(?=[\]:|>]))", re.I)
 _FRAME = re.compile(rb"[\x00-\x02]\x00\x00\x00[\x00-\xff]{4}")
 _FILE_RANK = re.compile(r"(?:rank|dp|ep|worker)[_.-]?(\d{1,3})(?!\d)", re.I)
 _PREFIX = re.compile(
-    r"^(?:\s*(?:\[[^\]]{0,80}\]:?|\([^)]{0,80}\)|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
+    r"^(?:\s*(?:\[[^\]]{0,80}\]:?|\([^)]{0,80}\)|\{[^{}]{0,300}\}|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
     r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|std(?:out|err) [FP]\b|[\w.-]{1,40} +\|"
     r"|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
 
 
+# What a client sent is shown in some logs, and no word of it says anything about the server. Engines write it with
+# repr, so it stands behind one of these names and a quote or bracket (vLLM: prompt: '...', SGLang: text='...').
+_CLIENT = re.compile(r"""\b(?:prompts?|messages|text|content|input_text|generated_text)['"]?\s?[:=]\s?(?=b?['"\[{(])""")
+_ACCESS = re.compile(r"""(["'])(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) (\S{0,2000}) HTTP/[\d.]+\1 (\d{3})\b([^"']*)""")
+_OWN_PATH = re.compile(r"/(?:v1/(?:chat/)?completions|v1/models|health\w*|metrics)")
+_CLIENT_KEYS = frozenset((
+    "prompt", "prompts", "messages", "content", "input", "inputs", "input_text", "query", "question", "completion",
+    "response", "output", "generated_text", "request", "body", "path", "uri", "url", "user_agent", "useragent",
+    "referer", "headers", "user", "_cmdline", "_exe", "_comm"))
+_TIME_KEYS = ("time", "timestamp", "ts", "asctime", "@timestamp", "__realtime_timestamp")
+_RANK_KEYS = ("rank", "dp_rank", "ep_rank", "tp_rank")
+_LOGFMT = re.compile(rb"^(?:time|ts|t|level|lvl)=")
+_PAIR = re.compile(r'([\w.@-]{1,60})=("(?:[^"\\]|\\.)*"|\S*)')
+NESTING = 3  # docker's record around a structured log around a stack
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`time` in seconds on the scale of `clock` (abs, naive, day, syslog or ""); `body` keeps its indentation."""
+    """`time` in seconds on the scale of `clock` (abs, naive, day, syslog, up or ""); `body` keeps its indentation."""
 
     text: str
     body: str
@@ -52,27 +76,86 @@ def decode(raw: bytes) -> str:
     return _JUNK.sub("", text)[:LINE_CAP].rstrip()
 
 
-def unwrap(raw: bytes) -> list[bytes]:
+def without_client_words(text: str) -> str:
+    """The line less what a client wrote in it: prompts, and the path of a request that is none of the server's own."""
+    if " HTTP/" in text and (m := _ACCESS.search(text)):
+        own = _OWN_PATH.match(m[3])
+        text = f'{text[:m.start()]}"{m[2]} {own[0] if own else "/..."} HTTP/1.1" {m[4]}{m[5]}'
+    if m := _CLIENT.search(text):
+        return text[:m.end()] + "[...]"
+    return text
+
+
+def unwrap(raw: bytes, depth: int = NESTING) -> list[bytes]:
     """The lines inside one line: docker's json-file records and structured logs carry text, and stacks, as JSON.
 
-    A record's time and rank lead each of its lines. Anything that is not a JSON object stays as it is, less the frame
-    of docker's raw stream: stream number, three zeros, four bytes of length.
+    A record's time and rank lead each of its lines. What a client sent is left out. Anything that is neither a JSON
+    object nor logfmt stays as it is, less the frame of docker's raw stream: stream number, three zeros, four bytes of
+    length.
     """
     if _FRAME.match(raw):
         raw = raw[8:]
-    if not raw.startswith(b"{") or not raw.rstrip().endswith(b"}"):
+    if _LOGFMT.match(raw):
+        pairs = _PAIR.findall(raw[:RAW_CAP].decode("utf-8", "replace"))
+        record: Any = {k: _unquoted(v) for k, v in pairs}
+        if not {"msg", "message", "err", "error"} & record.keys():
+            return [raw]
+    elif raw.startswith(b"{") and raw.rstrip().endswith(b"}"):
+        try:
+            record = json.loads(raw)
+        except (ValueError, RecursionError):
+            return [raw]
+    else:
         return [raw]
-    try:
-        record = json.loads(raw)
-    except (ValueError, RecursionError):
-        return [raw]
-    texts = {str(k).lower(): v for k, v in record.items() if isinstance(v, str)}
-    lead = next((texts.pop(k) for k in ("time", "timestamp", "ts", "asctime", "@timestamp") if k in texts), "")
-    rank = next((v for k, v in record.items() if str(k).lower() in ("rank", "dp_rank", "ep_rank") and
-                 isinstance(v, int) and not isinstance(v, bool)), None)
-    lead += " " * bool(lead) + (f"[rank {rank}] " if rank is not None else "")
-    lines = [line for text in texts.values() for line in text.splitlines() if line.strip()]
-    return [(lead + line).encode("utf-8", "replace") for line in lines] or [raw]
+    fields = {str(k).lower(): v for k, v in record.items()}
+    lead = next((stamp for k in _TIME_KEYS if (stamp := _stamp(fields.pop(k, None)))), "")
+    rank = next((r for k in _RANK_KEYS if (r := _rank_value(fields.get(k))) is not None), None)
+    lead += f"[rank {rank}] " if rank is not None else ""
+    lines = []
+    for text in _texts(fields):
+        for line in text.splitlines():
+            if line.strip():
+                inner = line.lstrip().encode("utf-8", "replace") if line.lstrip().startswith("{") else b""
+                found = unwrap(inner, depth - 1) if inner and depth > 0 else [inner]
+                lines += [lead.encode() + each for each in found] if found != [inner] else [
+                    (lead + line).encode("utf-8", "replace")]
+    return lines or [raw]
+
+
+def _texts(fields: dict[str, Any]) -> list[str]:
+    """The texts of a record that its own program wrote, one level deep; journald gives bytes as a list of numbers."""
+    out = []
+    for key, value in fields.items():
+        if key in _CLIENT_KEYS or (key == "text" and "record" not in fields):
+            continue
+        if isinstance(value, str):
+            out.append(value)
+        elif isinstance(value, list) and value and all(isinstance(v, int) and 0 <= v < 256 for v in value):
+            out.append(bytes(value).decode("utf-8", "replace"))
+        elif isinstance(value, dict) and key in ("error", "err", "exception", "exc", "exc_info"):
+            out += [v for v in value.values() if isinstance(v, str)]
+    return out
+
+
+def _stamp(value: Any) -> str:
+    """A record's time as the lead of a line; "" when it holds none."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()[:40] + " "
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1e9 <= value < 1e20:
+        return f"{value:.6f} " if isinstance(value, float) else f"{value} "
+    return ""
+
+
+def _rank_value(value: Any) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 4:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10000 else None
+
+
+def _unquoted(value: str) -> str:
+    if value[:1] != '"':
+        return value
+    return value[1:-1].replace('\\"', '"').replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _fraction(text: str | None) -> float:
@@ -92,16 +175,31 @@ def time_of(text: str) -> tuple[float | None, str, int]:
             digits = m[8][1:].replace(":", "")
             seconds -= (1 if m[8][0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
         return seconds, "abs" if m[8] else "naive", m.end()
-    for pattern, kind in ((_SYSLOG, "syslog"), (_MONTH_DAY, "syslog")):
+    for pattern in (_SYSLOG, _MONTH_DAY, _GLOG):
         if m := pattern.search(head):
             month = _MONTHS.index(m[1]) + 1 if pattern is _SYSLOG else int(m[1])
-            seconds = ((month * 31 + int(m[2])) * 24 + int(m[3])) * 3600.0 + int(m[4]) * 60 + int(m[5])
-            return seconds + _fraction(m[6]), kind, m.end()
+            seconds = (month * 31 + int(m[2])) * DAY_S + int(m[3]) * 3600.0 + int(m[4]) * 60 + int(m[5])
+            return seconds + _fraction(m[6]), "syslog", m.end()
     if m := _CLOCK.search(head):
         return int(m[1]) * 3600.0 + int(m[2]) * 60 + int(m[3]) + _fraction(m[4]), "day", m.end()
     if m := _EPOCH.match(head):
         return int(m[1]) + _fraction((m[2] or "") + (m[3] or "")), "abs", m.end()
+    if m := _UPTIME.match(head):
+        return float(m[1]), "up", m.end()
     return None, "", 0
+
+
+def on_scale(time: float, clock: str, scale: str) -> float:
+    """A time on a coarser clock's scale: months and days (syslog), or the time of day.
+
+    Zones that a log does not say are taken for UTC, which containers run on.
+    """
+    if scale == "day":
+        return time % DAY_S
+    if scale == "syslog" and clock in ("abs", "naive"):
+        when = datetime.fromtimestamp(time, UTC)
+        return (when.month * 31 + when.day) * DAY_S + time % DAY_S
+    return time
 
 
 def parse(raw: bytes) -> Line:
@@ -110,6 +208,7 @@ def parse(raw: bytes) -> Line:
     time, clock, end = time_of(text)
     rank_match = _RANK.search(text[:200])
     rank = next((int(g) for g in rank_match.groups() if g is not None), None) if rank_match else None
+    text = without_client_words(text)
     rest = text[end:].removeprefix("]").removeprefix(" ") if end else text
     prefix = _PREFIX.match(rest)
     return Line(text, rest[prefix.end():] if prefix else rest, time, clock, rank)

@@ -21,8 +21,16 @@ TRACE_LINES = 400  # longest stack that is followed
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b(?::.*)?$")
 _LINE_END = re.compile(rb"[\r\n]")
+# SGLang puts a sentence in front of it; an exception group a plus sign.
+_TRACE = re.compile(r"(?:^|: |^\+ Exception Group )Traceback \(most recent call last\)", re.I)
 _ANY_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::.*)?$")
-_TRACE_TRIGGER = ("traceback (most", "error: ", "exception: ", "exception", "runtimeerror", "assertionerror")
+_NUMBERS = ('"message":[', '"message": [')  # journald writes a text with control characters as a list of its bytes
+_TRACE_TRIGGER = ("traceback (most", "error: ", "exception: ", "exception", "runtimeerror", "assertionerror",
+                  "terminate called", *_NUMBERS)
+_TERMINATE = re.compile(r"terminate called (?:after throwing an instance of|without an active exception)")
+_HEADER = re.compile(rb"Process \S{1,100}:\s*$")  # multiprocessing names the process on the line above its stack
+HEAD = 80  # bytes of a line's beginning that go with a later piece of it: time and rank
+OVERLAP = 256  # bytes of the piece before, so that a needle on the border is whole
 # Control characters that no terminal output holds; a log in any 8-bit or UTF-8 text has next to none.
 _CONTROL = bytes({*range(32), 127} - {8, 9, 10, 12, 13, 27})
 CONTROL_SHARE = 0.05  # random or compressed bytes have a tenth
@@ -90,7 +98,7 @@ def words() -> _Words:
             by_needle.setdefault(needle.encode(), []).append(index)
     triggers = [t.encode() for t in _TRACE_TRIGGER]
     thin = frozenset(n for n, found in by_needle.items() if len(found) == 1 and n not in triggers
-                     and rules()[found[0]].kind in ("marker", "victim", "risk", "warn", "benign"))
+                     and rules()[found[0]].kind in ("marker", "victim", "unknown", "risk", "warn", "benign"))
     return _Words(Prefilter([n.decode() for n in [*by_needle, *triggers]]),
                   {n: tuple(found) for n, found in by_needle.items()}, thin)
 
@@ -119,12 +127,14 @@ class _FileScan:
             kept[needle] = found if few else np.append(found[:left - 1], found[-1])
         return in_order(kept)
 
-    def line(self, raw: bytes, number: int, needles: set[bytes]) -> None:
-        """One line of the file, which may carry several (a JSON record with a stack in it)."""
+    def line(self, raw: bytes, number: int, needles: set[bytes], above: bytes = b"") -> None:
+        """One line of the file, which may carry several (a JSON record with a stack in it). above: the one before."""
+        hidden = any(n.encode() in needles for n in _NUMBERS)
         for text in unwrap(raw):
-            self.one(parse(text), number, needles)
+            found = {needle for _, needle in words().filter.positions(text)} if hidden else needles
+            self.one(parse(text), number, found, above)
 
-    def one(self, line: Line, number: int, needles: set[bytes]) -> None:
+    def one(self, line: Line, number: int, needles: set[bytes], above: bytes) -> None:
         if line.time is not None:
             time = line.time
             if line.clock == "day":  # past midnight the clock starts again
@@ -137,63 +147,68 @@ class _FileScan:
         body, stripped = line.body, line.body.strip()
         if not stripped:
             return
-        if stripped.lower().startswith("traceback (most recent call last)"):
+        if _TRACE.search(stripped):
             rank = self.rank(line)
+            if rank is None and (found := _HEADER.search(above)):
+                rank = parse(found[0]).rank
             self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(rank, line, number, self.time)]
             return
-        ended = self.ends_trace(line, body, stripped)
+        trace = self.ends_trace(line, body, stripped)
         known = words().rules
         candidates = sorted({index for needle in needles for index in known.get(needle, ())})
         rule = next((rules()[i] for i in candidates if rules()[i].matches(line.text)), None)
         if rule is not None and rule.kind == "benign":
             return
-        if rule is not None:
-            self.add(rule, line, number)
-        elif ended or (_EXCEPTION.match(stripped) and body[:1] not in " \t"):
-            self.add(None, line, number)
+        rank = trace.rank if trace is not None and line.rank is None else self.rank(line)
+        exception = trace is not None or _TERMINATE.match(stripped) or (
+            _EXCEPTION.match(stripped) and body[:1] not in " \t")
+        if rule is not None and not (exception and rule.kind == "unknown"):
+            self.add(rule, line, number, rank)
+        elif exception:
+            self.add(None, line, number, rank)
 
     def rank(self, line: Line) -> int | None:
         return line.rank if line.rank is not None else self.file_rank
 
-    def ends_trace(self, line: Line, body: str, stripped: str) -> bool:
-        """True when this line is the exception that ends an open stack."""
+    def ends_trace(self, line: Line, body: str, stripped: str) -> _Trace | None:
+        """The open stack that this line, an exception, ends."""
         for old in self.traces:
             old.age -= 1
         if self.traces and self.traces[0].age <= 0:  # its rank is silent; the rest of the log is read at full speed
             self.cut.append(self.traces.pop(0))
         if not self.traces:
-            return False
+            return None
         rank = self.rank(line)
         trace = next((t for t in reversed(self.traces) if t.rank == rank), None)
         if trace is None and line.rank is None:  # stacks are often printed without the prefix of their first line
             trace = self.traces[-1]
         if trace is None:
-            return False
+            return None
         trace.left -= 1
         if trace.left <= 0:
             self.traces.remove(trace)
-            return False
+            return None
         if body[:1] in " \t" or stripped[0] in "^~|+" or stripped.startswith(("File ", "[Previous line")):
-            return False
+            return None
         if line.time is not None and not _EXCEPTION.match(stripped) and line.rank != trace.rank:
-            return False
+            return None
         self.traces.remove(trace)
-        return bool(_ANY_EXCEPTION.match(stripped))
+        return trace if _ANY_EXCEPTION.match(stripped) else None
 
     def end(self) -> None:
         """A rank whose log stops inside a stack died there, though the words of its exception are lost."""
         for trace in [*self.cut, *self.traces]:
             self.time = trace.time
-            self.add(None, trace.line, trace.number)
+            self.add(None, trace.line, trace.number, trace.rank)
         self.scan.events += [event for _, event in self.late.values()]
         if self.ready is not None and self.kept["READY/None"] > KEEP_PER_CLASS:
             self.scan.events.append(self.ready)  # what was survived is survived until here
 
-    def add(self, rule: Rule | None, line: Line, number: int) -> None:
+    def add(self, rule: Rule | None, line: Line, number: int, rank: int | None) -> None:
         name = rule.id if rule else "EXCEPTION"
         self.scan.counts[name] += 1
         event = Event(rule, self.name, number, line.text, self.time, self.clock,
-                      self.rank(line), (self.index, number))
+                      rank, (self.index, number))
         self.scan.last[name] = event
         # Per rank, so that the first word of every rank is kept however chatty one of them is.
         key = f"{name}/{event.rank}" if name != "READY" else "READY/None"
@@ -218,17 +233,22 @@ def scan(paths: Iterable[str]) -> Scan:
     for index, path in enumerate(paths):
         out.files.append(path)
         state, base = _FileScan(out, index, path), 1
+        head = before = b""
         for chunk in chunks(path, out.cut):
             if base == 1 and len(chunk) - len(chunk.translate(None, _CONTROL)) > CONTROL_SHARE * len(chunk):
                 out.not_text.append(path)
             out.bytes += len(chunk)
             out.said = out.said or not chunk.isspace()
-            _scan_chunk(state, chunk, base)
+            _scan_chunk(state, before + chunk, base)
             base += chunk.count(b"\n")
-            if not chunk.endswith(b"\n"):
-                base += 1
+            # A line of many megabytes comes in pieces: the next one is led by its head, and is no line of its own.
+            if chunk.endswith(b"\n"):
+                head = before = b""
+            else:
+                head = head or chunk[chunk.rfind(b"\n") + 1:][:HEAD]
+                before = head + b" [...] " + chunk[-OVERLAP:]
         state.end()
-        out.lines += base - 1
+        out.lines += base if before else base - 1
     return out
 
 
@@ -260,7 +280,10 @@ def _scan_chunk(state: _FileScan, chunk: bytes, base: int) -> None:
         while index < len(hits) and hits[index][0] < end:
             needles.add(hits[index][1])
             index += 1
-        state.line(clip(chunk, start, end, at), number, needles)
+        above = b""
+        if b"traceback (most" in needles:
+            above = chunk[max(0, chunk.rfind(b"\n", 0, max(0, start - 1))):start]
+        state.line(clip(chunk, start, end, at), number, needles, above)
         done = end + 1
 
 

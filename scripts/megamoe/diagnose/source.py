@@ -1,7 +1,9 @@
-"""Log files as a stream of chunks of whole lines: plain, gzip or xz, in constant memory."""
+"""Log files as a stream of chunks of whole lines: plain, UTF-16, gzip, bzip2 or xz, in constant memory."""
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import gzip
 import lzma
 import os
@@ -15,7 +17,7 @@ from megamoe_atom.problem import Exit, Problem
 from megamoe.text_input import display_name, standard_input
 
 CHUNK = 1 << 20
-_HOLE = bytes(CHUNK)  # logrotate's copytruncate leaves gigabytes of NULs before the first line
+_HOLE = bytes(64)  # logrotate's copytruncate leaves gigabytes of NULs before the first line
 LINE_MAX = 1 << 20  # a longer "line" is binary; it is cut, so that memory stays constant
 
 
@@ -67,36 +69,80 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
+# What this Python cannot unpack: first bytes, name, and the command that does.
+_PACKED = ((b"\x28\xb5\x2f\xfd", "Zstandard", "zstd -dc"), (b"PK\x03\x04", "zip", "unzip -p"),
+           (b"7z\xbc\xaf\x27\x1c", "7-Zip", "7z x -so"), (b"\x04\x22\x4d\x18", "LZ4", "lz4 -dc"))
+
+
+def _unpacker(magic: bytes) -> Callable[[IO[bytes]], Any] | None:
+    if magic.startswith(b"\x1f\x8b"):
+        return lambda raw: gzip.GzipFile(fileobj=raw)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File
+    if magic == b"\xfd7zXZ\0":
+        return lzma.LZMAFile
+    return None
+
+
+def _utf16(start: bytes) -> str:
+    """The encoding when a log starts as UTF-16 text, as shells of Windows write it; "" when it does not."""
+    if start.startswith(codecs.BOM_UTF16_LE) or (len(start) > 5 and not any(start[1:6:2]) and all(start[0:6:2])):
+        return "utf-16-le"
+    if start.startswith(codecs.BOM_UTF16_BE) or (len(start) > 5 and not any(start[0:6:2]) and all(start[1:6:2])):
+        return "utf-16-be"
+    return ""
+
+
+def _as_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same blocks, UTF-16 turned into UTF-8; a byte-order mark is dropped."""
+    first = next(blocks, b"")
+    encoding = _utf16(first[:6])
+    if not encoding:
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from blocks
+        return
+    decode = codecs.getincrementaldecoder(encoding)("replace").decode
+    yield decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
+    for block in blocks:
+        yield decode(block).encode("utf-8", "replace")
+
+
 def chunks(path: str, cut: list[str] | None = None) -> Iterator[bytes]:
-    """Pieces of about 1 MiB that end at a line end (except the last).
+    """Pieces of about 1 MiB that end at a line end (except the last, and pieces of a line that is longer).
 
     Args:
         cut: gets the path of an archive that ended, or was damaged, before its end.
 
     Raises:
-        Problem: as _open; the file cannot be read to its end (exit 3); damaged gzip or xz data before any text came
-            out (exit 2).
+        Problem: as _open; the file cannot be read to its end (exit 3); packed in a way that Python cannot unpack, or
+            damaged data before any text came out (exit 2).
     """
     with _open(path) as raw:
         try:
             magic = raw.read(6)
         except OSError as error:
             raise _unreadable(path, error) from None
-        if magic.startswith(b"\x1f\x8b") or magic == b"\xfd7zXZ\0":
+        for start, name, command in _PACKED:
+            if magic.startswith(start):
+                raise Problem("input_packed", what=f"{display_name(path)}: packed with {name}",
+                              why="this Python has no unpacker for it, so no line of it can be read",
+                              fix=f"`{command} FILE | megamoe diagnose -`")
+        unpack = _unpacker(magic)
+        if unpack is not None:
             if not raw.seekable():
                 raise Problem("input_compressed_stream", what="compressed data on standard input",
-                              why="it must be read twice", fix="give the file, or pipe through zcat or xzcat")
+                              why="it must be read twice", fix="give the file, or pipe through zcat, bzcat or xzcat")
             raw.seek(0)
-            stream: Any = gzip.GzipFile(fileobj=raw) if magic[:2] == b"\x1f\x8b" else (
-                lzma.LZMAFile(raw))  # noqa: SIM115 - closing `raw` closes it
+            stream: Any = unpack(raw)  # closing `raw` closes it
             rest = b""
         else:
             stream, rest = raw, magic
         some = False
-        blocks = _blocks(raw.read if stream is raw else stream.read1)
+        blocks = _as_utf8(_with_start(rest, _blocks(raw.read if stream is raw else stream.read1)))
+        rest = b""
         while True:
             try:
-                block = next(blocks, b"")
+                block = next(blocks, None)
             except (OSError, EOFError, lzma.LZMAError, ValueError, zlib.error) as error:
                 if stream is raw or (isinstance(error, OSError) and error.errno):
                     raise _unreadable(path, error) from None
@@ -106,10 +152,10 @@ def chunks(path: str, cut: list[str] | None = None) -> Iterator[bytes]:
                     break
                 raise Problem("input_damaged", what=f"{display_name(path)}: {error}", why="nothing could be unpacked",
                               fix="copy the file again") from None
-            if not block:
+            if block is None:
                 break
-            some = True
-            if block == _HOLE:
+            some = some or bool(block)
+            if block[:64] == _HOLE and not block.strip(b"\0"):
                 continue
             end = block.rfind(b"\n") + 1
             if not end:
@@ -122,3 +168,9 @@ def chunks(path: str, cut: list[str] | None = None) -> Iterator[bytes]:
             rest = block[end:]
         if rest:
             yield rest
+
+
+def _with_start(start: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    if start:
+        yield start + next(blocks, b"")
+    yield from blocks
