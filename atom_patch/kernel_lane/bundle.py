@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 from megamoe_atom.problem import Exit, Problem
 from numpy.typing import NDArray
+
+from kernel_lane import bundle_form
 
 FORMAT, VERSION = "megamoe-kernel-bundle", 1
 PAGE = 4096
@@ -26,6 +30,23 @@ def _bad(code: str, path: Path, what: str, fix: str = "capture it again: megamoe
         fix=fix,
         exit_code=Exit.REFUSED,
     )
+
+
+def need_memory(whose: str, size: int) -> None:
+    """Refuses what this machine's memory can never hold, before anything is allocated.
+
+    Raises:
+        Problem: lane_memory (exit 4).
+    """
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > have:
+        raise Problem(
+            "lane_memory",
+            what=f"{whose} need {size / 2**30:,.1f} GiB, this machine has {have / 2**30:,.1f} GiB",
+            why="the lane keeps all of it in memory at one time",
+            fix="run it on a larger machine, or capture a smaller case",
+            exit_code=Exit.PRECONDITION,
+        )
 
 
 class Writer:
@@ -76,19 +97,20 @@ class Bundle:
 
     @classmethod
     def read(cls, folder: Path) -> Bundle:
-        """Reads and checks a bundle: every file that it names is there and has its size, every name is known.
+        """Reads and checks a bundle: its form, every file that it names with its size and content, every reference.
 
         Raises:
-            Problem: bundle_missing, bundle_format, bundle_file, bundle_reference (all exit 2).
+            Problem: bundle_missing, bundle_format, bundle_file, bundle_reference (all exit 2); bundle_empty (exit 5).
         """
         path = folder / "bundle.json"
         if not path.is_file():
             raise _bad("bundle_missing", folder, "holds no bundle.json", "name the folder that `kernels capture` wrote")
         try:
             body = json.loads(path.read_text(encoding="utf-8"))
-            assert isinstance(body, dict)
-        except (ValueError, AssertionError) as error:
-            raise _bad("bundle_format", path, f"is no JSON object ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise _bad("bundle_format", path, f"is no JSON ({error})") from error
+        if not isinstance(body, dict):
+            raise _bad("bundle_format", path, f"is no JSON object but a {type(body).__name__}")
         if body.get("format") != FORMAT or body.get("version") != VERSION:
             raise _bad(
                 "bundle_format",
@@ -96,34 +118,63 @@ class Bundle:
                 f"has format {body.get('format')!r} version {body.get('version')!r}, "
                 f"this lane reads {FORMAT!r} {VERSION}",
             )
-        missing = [k for k in ("case", "ranks", "buffers", "steps") if k not in body]
-        if missing:
-            raise _bad("bundle_format", path, f"lacks {', '.join(missing)}")
-        bundle = cls(folder, body["case"], int(body["ranks"]), body["buffers"], body["steps"])
+        for fault in bundle_form.faults(body):
+            raise _bad("bundle_format", path, fault)
+        bundle = cls(folder, body["case"], body["ranks"], body["buffers"], body["steps"])
         bundle.by_name = {b["name"]: b for b in bundle.buffers}
-        if len(bundle.by_name) != len(bundle.buffers):
-            raise _bad("bundle_reference", path, "names a buffer twice")
         bundle._check(path)
         return bundle
 
     def _check(self, path: Path) -> None:
-        try:
-            for b in self.buffers:
-                if "file" in b["init"]:
-                    self._file(b["init"]["file"], int(b["bytes"]))
-                self._pointers(path, b.get("pointers", []), int(b["bytes"]), b["name"])
-            for step in self.steps:
-                for w in (*step.get("host", []), *step.get("expect", [])):
-                    size = (self.folder / w["file"]).stat().st_size if (self.folder / w["file"]).is_file() else None
-                    self._file(w["file"], size)
-                    owner = self._buffer(path, w["buffer"])
-                    if size is None or w["offset"] + size > owner["bytes"]:
-                        raise _bad("bundle_reference", path, f"writes past the end of {w['buffer']}")
-                for launch in step.get("launches", []):
-                    self._file(launch["code"], None)
-                    self._pointers(path, launch["pointers"], len(bytes.fromhex(launch["kernarg"])), launch["name"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _bad("bundle_format", path, f"has an entry that lacks or garbles {error}") from error
+        if len(self.by_name) != len(self.buffers):
+            raise _bad("bundle_reference", path, "names a buffer twice")
+        self.check_files()
+        for b in self.buffers:
+            if "file" in b["init"]:
+                self._size(b["init"]["file"], b["bytes"])
+            self._pointers(path, b.get("pointers", []), b["bytes"], b["name"])
+        results: set[str] = set()
+        for step in self.steps:
+            for w in (*step.get("host", []), *step.get("expect", [])):
+                owner = self._buffer(path, w["buffer"])
+                if w["offset"] + (self.folder / w["file"]).stat().st_size > owner["bytes"]:
+                    raise _bad("bundle_reference", path, f"writes past the end of {w['buffer']}")
+            for e in step.get("expect", []):
+                if e["name"] in results:
+                    raise _bad("bundle_reference", path, f"expects {e['name']} twice")
+                results.add(e["name"])
+            launches = step.get("launches", [])
+            if len({launch["rank"] for launch in launches}) != len(launches):
+                raise _bad("bundle_reference", path, "has two launches of one rank in one step")
+            for launch in launches:
+                self._pointers(path, launch["pointers"], len(launch["kernarg"]) // 2, launch["name"])
+        if not results or not any("launches" in step for step in self.steps):
+            raise Problem(
+                "bundle_empty",
+                what=f"{path} launches nothing or expects nothing",
+                why="a run that compares nothing proves nothing",
+                fix="capture it again: megamoe kernels capture",
+                exit_code=Exit.NO_EVIDENCE,
+            )
+
+    def check_files(self) -> None:
+        """Every file is there, with the content that its name tells: names of code and of captured data are hashes.
+
+        Raises:
+            Problem: bundle_file (exit 2).
+        """
+        named = [b["init"]["file"] for b in self.buffers if "file" in b["init"]]
+        for step in self.steps:
+            named += [w["file"] for w in (*step.get("host", []), *step.get("expect", []))]
+            named += [launch["code"] for launch in step.get("launches", [])]
+        for name in dict.fromkeys(named):
+            file = self.folder / name
+            if not file.is_file():
+                raise _bad("bundle_file", file, "is missing", "copy the whole folder, or capture it again")
+            hashed = re.fullmatch(r"\w+/([0-9a-f]{32}|[0-9a-f]{64})\.\w+", name)
+            if hashed and not hashlib.sha256(file.read_bytes()).hexdigest().startswith(hashed[1]):
+                what = "has another content than its name, a sha256, tells"
+                raise _bad("bundle_file", file, what, "copy the whole folder again, or capture it again")
 
     def _buffer(self, path: Path, name: str) -> dict[str, Any]:
         if name not in self.by_name:
@@ -133,15 +184,13 @@ class Bundle:
     def _pointers(self, path: Path, pointers: list[Any], size: int, owner: str) -> None:
         for offset, name, addend in pointers:
             target = self._buffer(path, name)
-            if not 0 <= offset <= size - 8 or not 0 <= addend <= target["bytes"]:
+            if offset > size - 8 or addend > target["bytes"]:
                 raise _bad("bundle_reference", path, f"{owner}: pointer at {offset} to {name} + {addend} lies outside")
 
-    def _file(self, name: str, size: int | None) -> None:
-        file = self.folder / name
-        if not file.is_file():
-            raise _bad("bundle_file", file, "is missing", "copy the whole folder, or capture it again")
-        if size is not None and file.stat().st_size != size:
-            raise _bad("bundle_file", file, f"has {file.stat().st_size} bytes, the bundle says {size}")
+    def _size(self, name: str, size: int) -> None:
+        have = (self.folder / name).stat().st_size
+        if have != size:
+            raise _bad("bundle_file", self.folder / name, f"has {have} bytes, the bundle says {size}")
 
     def bytes_of(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
@@ -151,17 +200,21 @@ class Bundle:
 
         Buffers lie a page or more apart, so that an access past the end of one is never inside another. What the
         bundle calls undefined is filled with `poison`.
+
+        Raises:
+            Problem: lane_memory (exit 4).
         """
         starts, at = {}, PAGE
         for b in self.buffers:
             starts[b["name"]] = at
-            at += (int(b["bytes"]) + PAGE - 1) // PAGE * PAGE + PAGE
+            at += (b["bytes"] + PAGE - 1) // PAGE * PAGE + PAGE
+        need_memory("the bundle's buffers", 2 * at)
         arena = np.empty(at + PAGE, np.uint8)
         base = (-arena.ctypes.data) % PAGE
         content: dict[str, NDArray[np.uint8]] = {}
         defined: dict[str, NDArray[np.uint8]] = {}
         for b in self.buffers:
-            data = arena[base + starts[b["name"]] :][: int(b["bytes"])]
+            data = arena[base + starts[b["name"]] :][: b["bytes"]]
             init = b["init"]
             data[:] = (
                 np.frombuffer(self.bytes_of(init["file"]), np.uint8) if "file" in init else init.get("fill", poison)

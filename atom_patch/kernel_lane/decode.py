@@ -224,32 +224,37 @@ def _finish(r: _Reader, op: Opcode, form: str, **fields: object) -> Instruction:
     if LITERAL in src and "literal" not in fields:  # type: ignore[operator]
         fields["literal"] = r.word()
     found = Instruction(r.pc, r.used, op, form, words=tuple(r.words), **fields)  # type: ignore[arg-type]
-    for code, words in operands(found):
+    for code, words, _ in operands(found):
         _check_registers(r, code, words)
     return found
 
 
-def operands(i: Instruction) -> list[tuple[int, int]]:
-    """Every operand of an instruction as (code, 32-bit words); those that are absent are left out."""
+def operands(i: Instruction) -> list[tuple[int, int, bool]]:
+    """Every operand of an instruction as (code, 32-bit words, whether it is written); absent ones are left out."""
     op = i.opcode
     if op.memory is None:
         widths = (*op.reads, 2) if "in" in op.carry else op.reads
         if op.name.startswith("v_mfma_scale"):
             widths = (4 if i.formats[0] == 4 else 8, 4 if i.formats[1] == 4 else 8, 4, 1, 1)
         # An SOPK comparison names the register that it reads where others name their destination.
-        found = [*zip(i.src, widths, strict=False), (i.dst, max(op.writes, 1)), (i.sdst, 2)]
+        found = [(code, words, False) for code, words in zip(i.src, widths, strict=False)]
+        found += [(i.dst, max(op.writes, 1), op.writes > 0), (i.sdst, 2, True)]
     else:
         action, size, count = op.memory
         words = max(1, size // 4)
         if op.encoding == "SMEM":
-            found = [(i.src[0], 2), (i.dst, words)]
+            found = [(i.src[0], 2, False), (i.dst, words, True)]
         elif op.encoding == "MUBUF":
-            found = [] if action == "cache" else [(i.src[0], 1), (i.src[2], 4), (i.src[3], 1), (i.src[1], words)]
+            given = (i.src[0], i.src[2], i.src[3]) if action != "cache" else ()
+            found = [(code, n, False) for code, n in zip(given, (1, 4, 1), strict=False)]
+            found += [(i.src[1], words, False)] if action == "store" else [(i.dst, words, True)]
         elif op.encoding == "FLAT":
-            found = [(i.src[0], 1 if i.src[2] >= 0 else 2), (i.src[2], 2), (i.src[1], words), (i.dst, words)]
+            found = [(i.src[0], 1 if i.src[2] >= 0 else 2, False), (i.src[2], 2, False), (i.src[1], words, False)]
+            found += [(i.dst, words, True)]
         else:
-            found = [(i.src[0], 1), (i.src[1], words), (i.src[2], words), (i.dst, words * (2 if count > 1 else 1))]
-    return [(code, words) for code, words in found if code >= 0]
+            found = [(i.src[0], 1, False), (i.src[1], words, False), (i.src[2], words, False)]
+            found += [(i.dst, words * (2 if count > 1 else 1), True)]
+    return [entry for entry in found if entry[0] >= 0]
 
 
 def _check_registers(r: _Reader, code: int, words: int) -> None:
@@ -524,4 +529,4 @@ def _ds(r: _Reader, w: int) -> Instruction:
     return _finish(r, op, "", offset=w & 0xFFFF, **fields)
 
 
-__all__ = ["BY_NAME", "Dpp", "Instruction", "Sdwa", "decode", "decode_one"]
+__all__ = ["BY_NAME", "Dpp", "Instruction", "Sdwa", "decode", "decode_one", "operands"]

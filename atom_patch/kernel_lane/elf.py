@@ -49,6 +49,31 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The words of a kernel descriptor that say how hardware starts a wave; metadata only repeats some of it."""
+
+    rsrc1: int
+    rsrc2: int
+    rsrc3: int
+    properties: int
+    preload: int
+
+    @property
+    def vector_registers(self) -> int:
+        """Vector registers that a lane is given, AGPRs included; may exceed what metadata counts as used."""
+        return ((self.rsrc1 & 63) + 1) * 8
+
+    @property
+    def first_agpr(self) -> int:
+        """Where the AGPRs begin among the vector registers."""
+        return ((self.rsrc3 & 63) + 1) * 4
+
+    @property
+    def scalar_registers(self) -> int:
+        return ((self.rsrc1 >> 6 & 15) // 2 + 1) * 16
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel: its entry (address in the code), registers, LDS and arguments; sizes in bytes, counts as in
     metadata."""
@@ -69,9 +94,7 @@ class Kernel:
     wavefront: int
     user_sgprs: int
     group_id: tuple[bool, bool, bool]
-    uses_dispatch_ptr: bool
-    preload: int
-    accum_offset: int
+    descriptor: Descriptor
     metadata: dict[str, Any] = field(repr=False, hash=False, compare=False, default_factory=dict)
 
     def kernarg(self, values: Sequence[bytes], grid: Sequence[int], block: Sequence[int]) -> bytes:
@@ -287,7 +310,7 @@ def _kernel(
     )
     descriptor = data[home["offset"] + at - home["address"] :][:64]
     lds, scratch, kernarg_size, _, entry_offset = struct.unpack_from("<IIIIq", descriptor, 0)
-    rsrc3, _, rsrc2, properties, preload = struct.unpack_from("<IIIHH", descriptor, 44)
+    rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", descriptor, 44)
     entry, size = symbols[m[".name"]]
     if at + entry_offset != entry:
         raise _bad(
@@ -308,7 +331,7 @@ def _kernel(
         max_threads=int(m.get(".max_flat_workgroup_size", 1024)), arguments=tuple(arguments),
         wavefront=int(m[".wavefront_size"]), user_sgprs=(rsrc2 >> 1) & 31,
         group_id=(bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1)),
-        uses_dispatch_ptr=bool(properties & 2), preload=preload & 0x7F, accum_offset=((rsrc3 & 63) + 1) * 4,
+        descriptor=Descriptor(rsrc1, rsrc2, rsrc3, properties, preload),
         metadata={k: v for k, v in m.items() if k != ".args"},
     )  # fmt: skip
 

@@ -93,7 +93,7 @@ class Executor:
             b["name"]: Buffer(
                 b["name"],
                 content[b["name"]],
-                int(b["rank"]),
+                b["rank"],
                 defined[b["name"]],
                 bool(b.get("freed")),
                 bool(b.get("readonly")),
@@ -151,8 +151,8 @@ class Executor:
         kernarg = bytearray.fromhex(launch["kernarg"])
         patch(kernarg, launch["pointers"], content)
         return Start(
-            self.code(launch), tuple(launch["grid"]), tuple(launch["block"]), bytes(kernarg), int(launch["rank"]),
-            int(launch["dynamic_lds"]), launch["name"], order,
+            self.code(launch), tuple(launch["grid"]), tuple(launch["block"]), bytes(kernarg), launch["rank"],
+            launch["dynamic_lds"], launch["name"], order,
         )  # fmt: skip
 
     def _keep(self, result: Run, entry: dict[str, Any], content: dict[str, NDArray[np.uint8]]) -> None:

@@ -16,8 +16,7 @@ from kernel_lane.machine import Finding
 # uses (padding rows, masked lanes) look the same as reads that matter, and only the output can tell.
 FAULTS = {
     "write_past_end", "unmapped", "freed", "misaligned", "write_readonly", "register_early", "barrier_missed",
-    "lds_bounds",
-    "unordered_write",
+    "lds_bounds", "unordered_write", "buffer_descriptor", "undefined_operand", "findings_lost",
 }  # fmt: skip
 WHY = {
     "read_past_end": "read beyond the end of the buffer",
@@ -35,10 +34,13 @@ WHY = {
     "stale_read": "global bytes read while another wave's store to them is in flight",
     "barrier_dma": "barrier crossed while a copy to LDS is in flight",
     "flag_early": "flag stored while data stores of the same block are in flight",
-    "misaligned": "misaligned scalar load",
+    "misaligned": "misaligned scalar load, atomic or copy to LDS",
     "barrier_missed": "barrier passed although some waves of the block had ended",
     "write_readonly": "write to kernel arguments or a read-only buffer",
     "lds_unwritten": "read of LDS that nobody has written",
+    "buffer_descriptor": "buffer descriptor with a stride, a swizzle, a lane number added, or no data format",
+    "undefined_operand": "operand for which the result is not known",
+    "findings_lost": "more findings than are kept: the rest, faults or not, is not known",
 }
 
 

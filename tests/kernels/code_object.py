@@ -70,6 +70,8 @@ def code_object(
     *,
     name: str = "kernel",
     vgprs: int = 16,
+    allocated: int | None = None,
+    mode: int = 0xAF0000,
     lds: int = 0,
     scratch: int = 0,
     threads: int = 256,
@@ -78,7 +80,11 @@ def code_object(
     undefined: str = "",
     extra: dict[str, Any] | None = None,
 ) -> bytes:
-    """An ELF code object with one kernel of the given instructions."""
+    """An ELF code object with one kernel of the given instructions.
+
+    allocated: vector registers that the descriptor gives a lane (default: vgprs, rounded up); at most 256 are no AGPRs.
+    mode: the descriptor's float mode, as FlyDSL 0.2.4's kernels have it.
+    """
     code = assemble(text)
     kernel = {
         ".name": name, ".symbol": f"{name}.kd", ".kernarg_segment_size": 0, ".kernarg_segment_align": 8,
@@ -89,7 +95,9 @@ def code_object(
     metadata = _pack({"amdhsa.kernels": [kernel], "amdhsa.target": "amdgcn-amd-amdhsa--gfx950"})
     note = struct.pack("<III", 7, len(metadata), 32) + b"AMDGPU\0\0" + metadata + b"\0" * (-len(metadata) % 4)
     text_at, descriptor_at = 0x1000, 0x800
-    descriptor = struct.pack("<IIIIq", lds, scratch, 0, 0, text_at - descriptor_at).ljust(64, b"\0")
+    given = -(-(vgprs if allocated is None else allocated) // 8)
+    descriptor = struct.pack("<IIIIq20x", lds, scratch, 0, 0, text_at - descriptor_at)
+    descriptor += struct.pack("<IIIHHI", min(63, 2 * given - 1), mode | 3 << 6 | given - 1, 2 << 1 | 1 << 7, 8, 0, 0)
     strings = b"\0"
     symbols = b"\0" * 24
     known = [(name, 4, text_at, len(code)), (f"{name}.kd", 3, descriptor_at, 64)]

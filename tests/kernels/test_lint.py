@@ -233,6 +233,26 @@ def test_a_kernel_that_waits_for_its_own_groups_must_fit_at_once(cu_count: int, 
     assert codes(outcome) == ([] if fits else ["co_residency"])
 
 
+def test_registers_that_are_allocated_but_not_used_take_room_too() -> None:
+    """As FlyDSL's small stage-1 kernels: 250 registers used, 264 allocated, so one wave per SIMD and not two."""
+    options = {"cu_count": 128, "groups": 256, "vgprs": 250}
+    assert codes(linted(SPIN, allocated=256, **options)) == []  # type: ignore[arg-type]
+    found = linted(SPIN, allocated=264, **options)  # type: ignore[arg-type]
+    assert codes(found) == ["co_residency"] and "264 registers" in found.findings[0].what
+    assert found.data["kernels"][0]["vgprs_allocated"] == 264 and found.data["kernels"][0]["vgprs"] == 250
+
+
+def test_registers_beyond_those_that_are_allocated_are_seen() -> None:
+    found = linted(SPIN, vgprs=8)
+    assert codes(found) == ["registers"] and "v11" in found.findings[0].what
+
+
+@pytest.mark.parametrize("mode", [0xAF1000, 0xA30000, 0x2F0000, 0x4AF0000], ids=["rounds up", "flushes denormals",
+                         "no IEEE mode", "fp8 saturates"])  # fmt: skip
+def test_a_float_mode_other_than_the_proven_one_is_seen(mode: int) -> None:
+    assert codes(linted("v_mov_b32_e32 v2, 0", mode=mode)) == ["start_state"]
+
+
 def test_a_kernel_that_waits_for_nobody_may_have_any_grid() -> None:
     assert linted("v_mov_b32_e32 v2, 0", cu_count=4, groups=100_000, vgprs=512).status == "pass"
 

@@ -32,6 +32,10 @@ def pack(value: Any) -> bytes:
     return struct.pack(">BH", 0xDE, len(value)) + b"".join(pack(k) + pack(v) for k, v in value.items())
 
 
+# compute_pgm_rsrc1 of FlyDSL 0.2.4's kernels: round to nearest even, denormals kept, DX10_CLAMP, IEEE mode.
+MODE = 0xAF0000
+
+
 @dataclass
 class Parts:
     """What a test may spoil: everything has the value of a sound file."""
@@ -43,6 +47,7 @@ class Parts:
     scratch: int = 0
     user_sgprs: int = 2
     vgprs: int = 16
+    descriptor: dict[str, int] = field(default_factory=dict)
     machine: int = 224
     flags: int = 0x4F
     osabi: int = 64
@@ -68,7 +73,11 @@ def code_object(p: Parts) -> bytes:
     descriptor_at = 0x800
     descriptor = bytearray(64)
     struct.pack_into("<IIIIq", descriptor, 0, p.lds, p.scratch, p.kernarg, 0, text_at - descriptor_at)
-    struct.pack_into("<IIIHH", descriptor, 44, 3, 0, p.user_sgprs << 1 | 1 << 7, 8, 0)
+    words = {
+        "rsrc3": -(-p.vgprs // 4) - 1, "rsrc1": MODE | 3 << 6 | -(-p.vgprs // 8) - 1,
+        "rsrc2": p.user_sgprs << 1 | 1 << 7, "properties": 8, "preload": 0,
+    } | p.descriptor  # fmt: skip
+    struct.pack_into("<IIIHH", descriptor, 44, *words.values())
     strings = b"\0" + b"".join(n.encode() + b"\0" for n in (p.name, f"{p.name}.kd", *p.undefined))
     names = [b"", b".note", b".rodata", b".text", b".strtab", b".dynsym", b".shstrtab"]
     section_names = b"\0".join(names) + b"\0"

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
+from assemble import MODE
 from kernel_lane import elf, machine
 from kernel_lane.decode import Instruction
 from kernel_lane.isa import BY_NAME
@@ -63,10 +64,11 @@ class Bench:
         self.library.machine_step(ctypes.byref(self.machine), ctypes.byref(self.wave), ctypes.byref(record[0]))
 
 
-def kernel(*, lds: int = 0, kernarg: int = 64, threads: int = 1024, vgprs: int = 256) -> elf.Kernel:
-    """What metadata would say of a hand-made program."""
+def kernel(*, lds: int = 0, kernarg: int = 64, threads: int = 1024) -> elf.Kernel:
+    """What metadata and descriptor would say of a hand-made program."""
+    start = elf.Descriptor(MODE | 13 << 6 | 63, 2 << 1 | 1 << 7, 63, 8, 0)
     return elf.Kernel(
-        "program", 0, 0, kernarg, lds, 0, vgprs, 0, 102, 0, 0, threads, (), 64, 2, (True, False, False), False, 0, 256
+        "program", 0, 0, kernarg, lds, 0, 512, 256, 102, 0, 0, threads, (), 64, 2, (True, False, False), start
     )
 
 

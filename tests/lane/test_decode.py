@@ -95,6 +95,12 @@ def test_a_code_object_of_another_kind_is_refused_by_name(change: dict[str, obje
     ({"undefined": ("__ockl_get_num_groups",)}, "undefined_symbol"), ({"scratch": 16}, "scratch"), ({"user_sgprs": 6},
     "start_state"),
     ({"metadata": {".wavefront_size": 32}}, "wavefront"),
+    ({"descriptor": {"properties": 0xA}}, "start_state"), ({"descriptor": {"properties": 0}}, "start_state"),
+    ({"descriptor": {"preload": 2}}, "start_state"), ({"descriptor": {"rsrc2": 0x485}}, "start_state"),
+    ({"descriptor": {"rsrc1": 0xAF10C1}}, "start_state"), ({"descriptor": {"rsrc1": 0xA300C1}}, "start_state"),
+    ({"descriptor": {"rsrc1": 0x2F00C1}}, "start_state"), ({"descriptor": {"rsrc1": 0x4AF00C1}}, "start_state"),
+    ({"descriptor": {"rsrc3": 0x10003}}, "start_state"), ({"vgprs": 8}, "registers"),
+    ({"descriptor": {"rsrc1": 0xAF0001}}, "registers"),
 ])  # fmt: skip
 def test_a_kernel_that_the_machine_cannot_start_is_refused_by_name(change: dict[str, object], code: str) -> None:
     with pytest.raises(Problem) as caught:

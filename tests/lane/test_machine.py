@@ -9,6 +9,7 @@ import pytest
 from bench import V, instruction, program
 from kernel_lane import machine
 from kernel_lane.decode import Instruction
+from kernel_lane.judge import FAULTS
 from kernel_lane.machine import Buffer, Outcome, Start, Sync
 from kernel_lane.machine.schedule import Schedule
 from megamoe_atom.problem import Problem
@@ -254,6 +255,139 @@ def test_a_write_past_the_end_stops_the_run_and_names_the_buffer() -> None:
     outcome, _ = run(program(body))
     finding = outcome.findings[-1]
     assert outcome.stop == "fault" and finding.kind == "write_past_end" and finding.buffer == "out"
+
+
+def test_what_no_register_was_given_depends_on_the_poison() -> None:
+    """Scalar registers, M0, VCC and SCC hold nothing to rely on; s[0:1], the group's number and EXEC do."""
+    body = [
+        *pointers(),
+        instruction("s_mov_b32", form="", src=(40,), dst=41),
+        instruction("v_mov_b32", src=(41,), dst=V + 3),
+        store(V + 3, 8),
+        END,
+    ]
+    for read in (40, 124, 106, 107):
+        body[len(pointers())] = instruction("s_mov_b32", form="", src=(read,), dst=41)
+        for poison in (0xA5, 0xFF, 0x00):
+            _, bufs = run(program(body), poison=poison)
+            assert set(bufs.out.data[:256].tolist()) == {poison}, read
+    body[len(pointers())] = instruction("s_cselect_b32", form="", src=(129, 128), dst=41)
+    seen = {int(run(program(body), poison=p)[1].out.data.view(np.uint32)[0]) for p in (0xFF, 0x00)}
+    assert seen == {0, 1}
+    body[len(pointers())] = instruction("s_mov_b32", form="", src=(2,), dst=41)
+    _, bufs = run(program(body), poison=0xA5)
+    assert set(bufs.out.data[:256].tolist()) == {0}, "s2 is the group's number"
+
+
+ODD = instruction("v_add_u32", src=(129, V + 1), dst=V + 1)  # addresses one byte further
+MISALIGNED = {
+    "a global atomic": ([ODD, instruction("global_atomic_add", form="", src=(V + 1, V, 8))], {}),
+    "an LDS atomic": ([ODD, instruction("ds_add_u32", form="", src=(V + 1, V, -1))], {"lds": 1024}),
+    "a copy to LDS": ([
+        instruction("s_mov_b64", form="", src=(4,), dst=12), instruction("s_mov_b32", form="", src=(193,), dst=14),
+        instruction("s_mov_b32", form="", src=(255,), dst=15, literal=0x27000),
+        instruction("s_mov_b32", form="", src=(130,), dst=124),
+        instruction("buffer_load_dword", form="", src=(V + 1, -1, 12, 128), flags=frozenset({"offen", "lds"}))],
+        {"lds": 1024}),
+    "a scalar load": ([instruction("s_load_dword", form="", src=(4,), dst=20, offset=2)], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "facts"), MISALIGNED.values(), ids=MISALIGNED)
+@pytest.mark.parametrize("schedule", ["order", "late@1"])
+def test_what_must_be_aligned_and_is_not_stops_the_run(
+    body: list[Instruction], facts: dict[str, int], schedule: str
+) -> None:
+    outcome, _ = run(program([*pointers(), *body, WAIT, END], **facts), schedule=schedule)
+    assert outcome.stop == "fault" and kinds(outcome) == {"misaligned"}
+
+
+def test_a_wide_atomic_must_be_aligned_to_its_own_width() -> None:
+    wide = [instruction("v_lshlrev_b32", src=(131, V), dst=V + 1), instruction("v_mov_b32", src=(128,), dst=V + 3),
+            instruction("v_mov_b32", src=(128,), dst=V + 4)]  # fmt: skip
+    for offset, stop in ((0, ""), (4, "fault")):
+        add = instruction("global_atomic_add_x2", form="", src=(V + 1, V + 3, 8), offset=offset)
+        outcome, _ = run(program([*pointers(), *wide, add, WAIT, END]))
+        assert outcome.stop == stop
+
+
+# words 1 (its upper half) and 3 of a buffer descriptor
+DESCRIPTORS = {
+    "as FlyDSL makes it": (0, 0x27000, True),
+    "a stride": (4, 0x27000, False),
+    "a swizzle": (0x8000, 0x27000, False),
+    "the lane's number added": (0, 0x27000 | 1 << 23, False),
+    "no data format": (0, 0x7000, False),
+    "another type": (0, 0x27000 | 1 << 30, False),
+}
+
+
+@pytest.mark.parametrize(("high", "word3", "sound"), DESCRIPTORS.values(), ids=DESCRIPTORS)
+def test_a_buffer_descriptor_that_would_change_the_addressing_stops_the_run(
+    high: int, word3: int, sound: bool
+) -> None:
+    body = [
+        *pointers(),
+        instruction("s_mov_b32", form="", src=(8,), dst=12),
+        instruction("s_or_b32", form="", src=(9, 255), dst=13, literal=high << 16),
+        instruction("s_mov_b32", form="", src=(193,), dst=14),
+        instruction("s_mov_b32", form="", src=(255,), dst=15, literal=word3),
+        instruction("buffer_store_dword", form="", src=(V + 1, V, 12, 128), flags=frozenset({"offen"})),
+        END,
+    ]
+    outcome, bufs = run(program(body))
+    assert (outcome.stop == "") is sound and kinds(outcome) == (set() if sound else {"buffer_descriptor"})
+    assert (bufs.out.data.view(np.uint32)[:64].tolist() == list(range(64))) is sound
+
+
+@pytest.mark.parametrize(("lanes", "stop"), [(193, "fault"), (129, "")], ids=["an active lane", "an inactive lane"])
+def test_a_scale_that_is_no_number_stops_the_run(lanes: int, stop: str) -> None:
+    """Lane 0 has the scale 1.0, all others infinity."""
+    body = [
+        instruction("v_cmp_eq_u32", src=(128, V), sdst=20),
+        instruction("v_mov_b32", src=(255,), dst=V + 1, literal=0x7F800000),
+        instruction("v_cndmask_b32", src=(V + 1, 242, 20), dst=V + 2),
+        instruction("s_mov_b64", form="", src=(lanes,), dst=126),
+        instruction("v_cvt_scalef32_pk_fp4_f32", src=(V, V, V + 2), dst=V + 3),
+        END,
+    ]
+    outcome, _ = run(program(body))
+    assert outcome.stop == stop and kinds(outcome) == ({"undefined_operand"} if stop else set())
+
+
+def test_a_race_is_seen_after_more_than_a_million_stores_of_one_wave() -> None:
+    """Store numbers once wrapped at 2^20, and every later race of the wave was taken for ordered."""
+    start = len(pointers()) + 2
+    many = [
+        *pointers(),
+        instruction("s_mov_b64", form="", src=(129,), dst=126),
+        instruction("s_mov_b32", form="", src=(255,), dst=20, literal=(1 << 20) + 8),
+        store(V, 8, V + 2),
+        instruction("s_sub_u32", form="", src=(20, 129), dst=20),
+        instruction("s_cmp_eq_u32", form="", src=(20, 128)),
+        instruction("s_cbranch_scc0", form="", target=start),
+        *RELEASE,
+        instruction("s_mov_b64", form="", src=(193,), dst=126),
+        *publisher(wait=False)[len(pointers()) :],
+    ]
+    outcome, _ = run(program(many), READER, check_races=True, limit=30_000_000)
+    assert outcome.stop == "" and ("unordered_read", "data") in {(f.kind, f.buffer) for f in outcome.findings}
+
+
+def test_findings_beyond_those_that_are_kept_fail_the_run() -> None:
+    """More different early reads than fit: the rest is not known, so nothing may be called right."""
+    body = [*pointers(), load(V + 6, 4)]
+    body += [instruction("v_add_u32", src=(129, V + 6), dst=V + 7)] * 1100
+    found = kinds(run(program([*body, WAIT, END]), schedule="late")[0])
+    assert found == {"register_early", "findings_lost"} and "findings_lost" in FAULTS
+
+
+def test_lds_that_nobody_has_written_is_named_word_by_word() -> None:
+    body = [*pointers(), instruction("ds_write_b8", form="", src=(V + 1, V, -1)), WAIT,
+            instruction("ds_read_b32", form="", src=(V + 1, -1, -1), dst=V + 6), WAIT,
+            instruction("ds_read_b32", form="", src=(V + 1, -1, -1), dst=V + 7, offset=256), WAIT, END]  # fmt: skip
+    outcome, _ = run(program(body, lds=1024), check_lds=True)
+    assert [(f.kind, f.offset, f.buffer) for f in outcome.findings] == [("lds_unwritten", 256, "LDS")]
 
 
 def test_memory_that_was_given_back_may_not_be_touched() -> None:

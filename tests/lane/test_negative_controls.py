@@ -41,7 +41,8 @@ def replaced(folder: Path, to: Path, contents: dict[str, bytes], expected: dict[
     names = {b["name"]: b for b in body["buffers"]}
     for entry in (e for s in body["steps"] for e in s.get("expect", [])):
         if expected:
-            (to / entry["file"]).write_bytes(expected[entry["name"]])
+            (to / "data" / f"planted-{entry['name']}.bin").write_bytes(expected[entry["name"]])
+            entry["file"] = f"data/planted-{entry['name']}.bin"
     for name, content in contents.items():
         assert len(content) == names[name]["bytes"], name
         (to / "data" / f"planted-{name}.bin").write_bytes(content)

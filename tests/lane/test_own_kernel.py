@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import own_bundle
@@ -13,7 +14,9 @@ from kernel_lane.bundle import Bundle
 from kernel_lane.execute import Executor
 from kernel_lane.judge import compare
 from kernel_lane.machine.schedule import Schedule
-from megamoe_atom.problem import Problem
+from megamoe.kernels.check import check
+from megamoe.kernels.run import foreign, own
+from megamoe_atom.problem import Exit, Problem
 
 SCHEDULES = [
     "order",
@@ -116,13 +119,73 @@ def test_another_executor_is_judged_by_what_it_writes(
     assert (code in codes) if code else codes == []
 
 
-def test_a_runner_that_hangs_or_is_not_there_is_told_apart(bundle: Path, tmp_path: Path) -> None:
+def run_foreign(bundle: Path, tmp_path: Path, program: str, timeout_s: int = 60) -> str:
+    """The code of the problem that a runner of this Python text ends in."""
     script = tmp_path / "runner.py"
-    script.write_text("import time; time.sleep(60)")
-    hung = command("run", str(bundle), "--runner", f"{sys.executable} {script}", "--timeout-s", "1", expect=1)
-    assert hung["findings"][0]["code"] == "runner_timeout"  # type: ignore[index]
+    script.write_text(program)
+    with pytest.raises(Problem) as caught:
+        foreign(bundle, f"{sys.executable} {script}", tmp_path / "out", timeout_s)
+    return caught.value.code
+
+
+def test_a_runner_that_hangs_is_ended_with_all_that_it_started(bundle: Path, tmp_path: Path) -> None:
+    """Its child holds the output open, as a shell's does: waiting for the pipe's end would take the child's minute."""
+    began = time.monotonic()
+    child = "import pathlib, subprocess, sys\np = subprocess.Popen(['sleep', '60'])\n"
+    told = f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(p.pid))\np.wait()"
+    assert run_foreign(bundle, tmp_path, child + told, timeout_s=2) == "runner_timeout"
+    assert time.monotonic() - began < 20
+    pid = int((tmp_path / "pid").read_text())
+    gone = Path(f"/proc/{pid}/stat")
+    assert not gone.exists() or gone.read_text().split()[2] == "Z"
+
+
+def test_a_runner_that_is_not_there_or_fails_in_any_tongue_is_told_apart(bundle: Path, tmp_path: Path) -> None:
     absent = command("run", str(bundle), "--runner", "/nowhere/runner", expect=2)
     assert absent["findings"][0]["code"] == "runner_missing"  # type: ignore[index]
+    failing = "import sys; sys.stderr.buffer.write(b'\\xff\\xfe no device'); sys.exit(3)"
+    assert run_foreign(bundle, tmp_path, failing) == "runner_failed"
+
+
+@pytest.mark.parametrize("words", ["", "  ", "'no end"])
+def test_a_runner_that_is_no_command_is_refused(bundle: Path, words: str) -> None:
+    with pytest.raises(Problem) as caught:
+        foreign(bundle, words, None, 60)
+    assert caught.value.code == "runner_missing" and caught.value.exit_code == 2
+
+
+def test_a_runner_takes_no_schedule(bundle: Path) -> None:
+    refused = command("run", str(bundle), "--runner", "true", "--schedule", "late@1", expect=2)
+    assert refused["findings"][0]["code"] == "runner_schedule"  # type: ignore[index]
+
+
+def test_results_of_another_run_are_not_taken_for_this_one(bundle: Path, tmp_path: Path) -> None:
+    """A runner that does nothing passed, where its folder still held what a sound one had written."""
+    out = tmp_path / "out"
+    assert own(bundle, "order", out).status == "pass"
+    assert run_foreign(bundle, tmp_path, "pass") == "out_exists"
+    with pytest.raises(Problem) as caught:
+        own(bundle, "order", out)
+    assert caught.value.code == "out_exists" and caught.value.exit_code == 2
+    with pytest.raises(Problem) as caught:
+        own(bundle, "order", bundle / "bundle.json")
+    assert caught.value.code == "out_folder"
+
+
+def test_a_runner_that_changes_what_it_is_compared_with_is_caught(tmp_path: Path) -> None:
+    folder = own_bundle.write(tmp_path / "bundle")
+    zeros = "; [p.write_bytes(bytes(3072)) for e in es for p in (b/e['file'], o/(e['name']+'.bin'))]"
+    program = _START + "es=[e " + _EACH + zeros
+    assert run_foreign(folder, tmp_path, program) == "bundle_file"
+
+
+def test_a_result_of_another_size_or_kind_is_no_result(bundle: Path, tmp_path: Path) -> None:
+    answer = command("run", str(bundle), "--runner", f"{sys.executable} -c "
+                     "'import sys; [open(sys.argv[2]+\"/out.rank%d.bin\" % r, \"wb\").write(b\"x\") for r in (0, 1)]'",
+                     expect=1)  # fmt: skip
+    assert [f["code"] for f in answer["findings"]] == ["output_differs"] * 2  # type: ignore[index, attr-defined]
+    folders = _START + "[(o/(e['name']+'.bin')).mkdir() " + _EACH
+    assert run_foreign(bundle, tmp_path, folders) == "result_missing"
 
 
 def spoil(folder: Path, change) -> Path:  # type: ignore[no-untyped-def]
@@ -130,6 +193,16 @@ def spoil(folder: Path, change) -> Path:  # type: ignore[no-untyped-def]
     change(body, folder)
     (folder / "bundle.json").write_text(json.dumps(body))
     return folder
+
+
+def launch(body):  # type: ignore[no-untyped-def]
+    return body["steps"][0]["launches"][0]
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
 
 
 SPOILED = {
@@ -141,6 +214,27 @@ SPOILED = {
     "another format": (lambda b, f: b.update(version=99), "bundle_format"),
     "no steps": (lambda b, f: b.pop("steps"), "bundle_format"),
     "a launch without kernarg": (lambda b, f: b["steps"][0]["launches"][0].pop("kernarg"), "bundle_format"),
+    "a launch without a block": (lambda b, f: launch(b).pop("block"), "bundle_format"),
+    "a launch of two grids": (lambda b, f: launch(b).update(grid=[3, 1]), "bundle_format"),
+    "an empty grid": (lambda b, f: launch(b).update(grid=[0, 1, 1]), "bundle_format"),
+    "less LDS than none": (lambda b, f: launch(b).update(dynamic_lds=-5000), "bundle_format"),
+    "a rank beyond the ranks": (lambda b, f: launch(b).update(rank=9), "bundle_format"),
+    "two launches of one rank": (lambda b, f: b["steps"][0]["launches"].append(launch(b)), "bundle_reference"),
+    "half a number of bytes": (lambda b, f: b["buffers"][1].update(bytes=12.5), "bundle_format"),
+    "a buffer of words": (lambda b, f: b["buffers"].append("r0.x"), "bundle_format"),
+    "a buffer without a name": (lambda b, f: b["buffers"][0].pop("name"), "bundle_format"),
+    "a fill that is no byte": (lambda b, f: b["buffers"][2].update(init={"fill": 300}), "bundle_format"),
+    "no initial content": (lambda b, f: b["buffers"][2].update(init={}), "bundle_format"),
+    "a key that nobody reads": (lambda b, f: b["buffers"][2].update(stride=4), "bundle_format"),
+    "a step of another kind": (lambda b, f: b["steps"].append({"launch": [{}]}), "bundle_format"),
+    "ranks in words": (lambda b, f: b.update(ranks="two"), "bundle_format"),
+    "compute units in words": (lambda b, f: b["case"].update(cu="four"), "bundle_format"),
+    "half a pointer": (lambda b, f: launch(b)["pointers"].append([0.5, "r0.x", 0]), "bundle_format"),
+    "a result outside the folder": (lambda b, f: b["steps"][1]["expect"][0].update(name="../out"), "bundle_format"),
+    "a result twice": (lambda b, f: b["steps"][1]["expect"].append(b["steps"][1]["expect"][0]), "bundle_reference"),
+    "a file outside the folder": (lambda b, f: b["buffers"][0]["init"].update(file="data/../x.bin"), "bundle_format"),
+    "one bit of a buffer": (lambda b, f: flip(f / b["buffers"][0]["init"]["file"]), "bundle_file"),
+    "one bit of the code": (lambda b, f: flip(f / launch(b)["code"]), "bundle_file"),
     "a pointer outside": (lambda b, f: b["steps"][0]["launches"][0]["pointers"].append([4096, "r0.x", 0]),
     "bundle_reference"),
     "an expectation past the end": (lambda b, f: b["steps"][1]["expect"][0].update(offset=99999), "bundle_reference"),
@@ -152,6 +246,46 @@ def test_a_bundle_that_is_not_whole_is_refused_by_name(tmp_path: Path, change, c
     with pytest.raises(Problem) as caught:
         Bundle.read(spoil(own_bundle.write(tmp_path / "bundle"), change))
     assert caught.value.code == code and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("left", ["launches", "expect", ""], ids=["only launches", "only expectations", "neither"])
+def test_a_bundle_that_compares_nothing_is_no_pass(tmp_path: Path, left: str) -> None:
+    folder = own_bundle.write(tmp_path / "bundle")
+    spoil(folder, lambda b, f: b.update(steps=[s for s in b["steps"] if left in s]))
+    for judge in (lambda: own(folder, "order", None), lambda: check(folder, "order", 1)):
+        with pytest.raises(Problem) as caught:
+            judge()
+        assert caught.value.code == "bundle_empty" and caught.value.exit_code == Exit.NO_EVIDENCE
+
+
+@pytest.mark.parametrize("change", [lambda b, f: b["buffers"][1].update(bytes=1 << 47),
+                                    lambda b, f: launch(b).update(grid=[1 << 20, 64, 64])],
+                         ids=["a buffer", "a grid"])  # fmt: skip
+def test_what_no_memory_can_hold_is_refused_before_it_is_tried(tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+    folder = spoil(own_bundle.write(tmp_path / "bundle"), change)
+    with pytest.raises(Problem) as caught:
+        own(folder, "order", None)
+    assert caught.value.code == "lane_memory" and caught.value.exit_code == Exit.PRECONDITION
+
+
+def test_kernel_arguments_of_another_length_are_refused(tmp_path: Path) -> None:
+    folder = own_bundle.write(tmp_path / "bundle")
+    spoil(folder, lambda b, f: launch(b).update(kernarg=launch(b)["kernarg"] + "00" * 8))
+    with pytest.raises(Problem) as caught:
+        own(folder, "order", None)
+    assert caught.value.code == "kernarg"
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"\xff', b"[1]"], ids=["too deep", "no UTF-8", "no object"])
+def test_a_bundle_json_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bundle.json").write_bytes(content)
+    with pytest.raises(Problem) as caught:
+        Bundle.read(tmp_path)
+    assert caught.value.code == "bundle_format"
+
+
+def test_a_check_without_a_schedule_is_refused(bundle: Path) -> None:
+    assert command("check", str(bundle), "--schedules", "", expect=2)["findings"][0]["code"] == "schedule"  # type: ignore[index]
 
 
 def test_a_folder_without_a_bundle_and_a_torn_one_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ defines what an opcode does. Names in a meaning:
 * lane instructions: `CIN` carry-in bit, `COUT` carry-out bit, `P` the comparison's result bit, `LANE` 0..63, `OPSEL`
 bits.
 * wave instructions (`kind="wave"`): the whole wave at once, in C with the helpers of machine/core.h.
-Helpers (`fma32`, `max_f32`, `to_fp8`, ...) are defined in machine/arith.h.
+Helpers (`fma32`, `max_f32`, `to_fp8`, ...) are defined in machine/arith.h; `SCALE(x)` is x, or stops the run where x is
+no scale.
 
 Integer arithmetic wraps; float32 arithmetic rounds to nearest even with denormals (the kernels' mode); inexact
 transcendental opcodes (v_exp, v_rcp, ...) are computed in float64 and rounded once, where hardware may differ in the

@@ -127,7 +127,7 @@ _VOP3 = table("VOP3", "lane", """
     514 v_or3_b32         D.u = S0.u | S1.u | S2.u;
     520 v_lshl_add_u64    D.u64 = (S0.u64 << (S1.u & 7)) + S2.u64;
     564 v_bitop3_b32      D.u = truth_table(S0.u, S1.u, S2.u, IMM);
-    573 v_cvt_scalef32_pk_fp4_f32  u32 t = to_fp4(scale_down(S0.f, S2.u)) | to_fp4(scale_down(S1.f, S2.u)) << 4; u32 o = OPSEL >> 2 & 3; D.u = (D.u & ~(0xFFu << 8 * o)) | t << 8 * o;
+    573 v_cvt_scalef32_pk_fp4_f32  u32 s = SCALE(S2.u), t = to_fp4(scale_down(S0.f, s)) | to_fp4(scale_down(S1.f, s)) << 4; u32 o = OPSEL >> 2 & 3; D.u = (D.u & ~(0xFFu << 8 * o)) | t << 8 * o;
     616 v_cvt_pk_bf16_f32 D.u = to_bf16(S0.f) | to_bf16(S1.f) << 16;
     645 v_mul_lo_u32      D.u = S0.u * S1.u;
     646 v_mul_hi_u32      D.u = (u32)((u64)S0.u * S1.u >> 32);

@@ -12,6 +12,7 @@ from megamoe_atom.problem import Exit, Problem
 from numpy.typing import NDArray
 
 from kernel_lane import elf, native
+from kernel_lane.bundle import need_memory
 from kernel_lane.decode import Instruction, decode
 from kernel_lane.isa import OPCODES
 from kernel_lane.machine import emit
@@ -24,10 +25,12 @@ from kernel_lane.machine.layout import (
     LaunchRecord,
     MachineRecord,
     Region,
+    Wave,
     connect,
 )
 from kernel_lane.machine.lower import lower
 from kernel_lane.machine.schedule import Schedule
+from kernel_lane.machine.start import refusals
 
 FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w"]
 LIBS = ["-lm"]
@@ -35,7 +38,7 @@ KINDS = (
     "read_past_end", "write_past_end", "unmapped", "freed", "read_unwritten", "unordered_write", "unordered_same_value",
     "unordered_read", "register_early", "lds_early", "lds_bounds", "stale_read", "barrier_dma", "flag_early",
     "misaligned",
-    "barrier_missed", "write_readonly", "lds_unwritten", "lds_unordered",
+    "barrier_missed", "write_readonly", "lds_unwritten", "lds_unordered", "buffer_descriptor", "undefined_operand",
 )  # fmt: skip
 STOPS = ("", "deadlock", "limit", "fault")
 FREED, HEAP, KERNARG, READONLY = 1, 2, 4, 8
@@ -67,7 +70,7 @@ def prepare(image: bytes, kernel_name: str) -> Code:
     """Decodes one kernel of a code object, and refuses what this machine cannot start.
 
     Raises:
-        Problem: those of elf.read and decode; undefined_symbol, wavefront, scratch, start_state.
+        Problem: those of elf.read and decode; undefined_symbol, wavefront, scratch, start_state, registers.
     """
     parsed = elf.read(image, name=kernel_name)
     kernel = parsed.kernel(kernel_name)
@@ -88,14 +91,9 @@ def prepare(image: bytes, kernel_name: str) -> Code:
         raise refuse(
             "scratch", f"{kernel.scratch} bytes of scratch", "private memory is not modelled", "lower register use"
         )
-    if kernel.user_sgprs != 2 or kernel.preload or kernel.uses_dispatch_ptr:
-        raise refuse(
-            "start_state",
-            f"{kernel.user_sgprs} user SGPRs, preload {kernel.preload}, dispatch pointer {kernel.uses_dispatch_ptr}",
-            "only the kernel argument pointer in s[0:1] is known as start state",
-            "compile as FlyDSL 0.2.4 does",
-        )
     instructions = tuple(decode(parsed.code(kernel), kernel.entry))
+    for problem in refusals(kernel, instructions):
+        raise problem
     return Code(kernel, instructions, lower(instructions))
 
 
@@ -208,6 +206,8 @@ def run(
     del keep
     codes = _kernel_names(starts)
     findings = [_finding(machine.found[k], codes, regions) for k in range(machine.found_count)]
+    if machine.found_lost:
+        findings.append(Finding("findings_lost", codes[0], 0, 0, "", 0, machine.found_lost))
     return Outcome(
         STOPS[stop], machine.steps, findings,
         codes[machine.stop_code] if stop else "", machine.stop_pc, machine.stop_rank,
@@ -249,7 +249,7 @@ def _machine(
         places.append((kernarg.ctypes.data, kernarg.size, KERNARG, None))
         kernel = start.code.kernel
         threads = start.block[0] * start.block[1] * start.block[2]
-        _check_block(start, threads)
+        _check_launch(start, threads, schedule.resident)
         record.ins = ctypes.cast(start.code.records, ctypes.POINTER(Ins))
         record.count = len(start.code.records)
         record.grid[:] = start.grid
@@ -259,7 +259,6 @@ def _machine(
         record.rank, record.code, record.order = start.rank, n, start.order
         record.user_sgprs = kernel.user_sgprs
         record.group_id = sum(bit << k for k, bit in enumerate(kernel.group_id))
-        record.vgprs = 512 if kernel.agprs else min(256, kernel.vgprs)
     for b in buffers:
         flags = (FREED if b.freed else 0) | (READONLY if b.readonly else 0)
         places.append((b.address, b.data.size, flags, b))
@@ -307,7 +306,7 @@ def _machine(
     return machine, keep, names
 
 
-def _check_block(start: Start, threads: int) -> None:
+def _check_launch(start: Start, threads: int, resident: int) -> None:
     if start.block[1] != 1 or start.block[2] != 1 or not 1 <= threads <= start.code.kernel.max_threads:
         raise Problem(
             "block",
@@ -332,3 +331,15 @@ def _check_block(start: Start, threads: int) -> None:
             fix="compile with smaller tiles",
             exit_code=Exit.REFUSED,
         )
+    if len(start.kernarg) != start.code.kernel.kernarg_size:
+        raise Problem(
+            "kernarg",
+            what=f"{start.code.kernel.name}: {len(start.kernarg)} bytes of kernel arguments",
+            why=f"the code object's descriptor says {start.code.kernel.kernarg_size}",
+            fix="launch the code object that was captured",
+            exit_code=Exit.REFUSED,
+        )
+    # All work-groups that may run at one time are held at one time, each with its waves' registers and the LDS of a CU.
+    groups = start.grid[0] * start.grid[1] * start.grid[2]
+    each = (threads + 63) // 64 * ctypes.sizeof(Wave) + 163840
+    need_memory(f"{start.code.kernel.name}: {groups} work-groups", min(groups, resident or groups) * each)

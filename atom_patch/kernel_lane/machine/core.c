@@ -15,7 +15,7 @@ enum { R_FREED = 1, R_HEAP = 2, R_KERNARG = 4, R_READONLY = 8 };
 /* Findings; names in machine/__init__.py, same order. */
 enum { X_READ_PAST_END, X_WRITE_PAST_END, X_UNMAPPED, X_FREED, X_READ_UNWRITTEN, X_UNORDERED_WRITE, X_UNORDERED_SAME,
        X_UNORDERED_READ, X_REGISTER_EARLY, X_LDS_EARLY, X_LDS_BOUNDS, X_STALE_READ, X_BARRIER_DMA, X_FLAG_EARLY,
-       X_MISALIGNED, X_BARRIER_MISSED, X_WRITE_READONLY, X_LDS_UNWRITTEN, X_LDS_UNORDERED, X_COUNT };
+       X_MISALIGNED, X_BARRIER_MISSED, X_WRITE_READONLY, X_LDS_UNWRITTEN, X_LDS_UNORDERED, X_DESCRIPTOR, X_UNDEFINED, X_COUNT };
 
 typedef struct {
     u64 lo, hi;   /* hi: end of the buffer itself */
@@ -63,7 +63,7 @@ struct Launch {
     u32 count;
     u32 grid[3], threads, lds, kernarg_bytes;
     u64 kernarg;
-    u32 rank, code, user_sgprs, group_id, vgprs, waves_per_block;
+    u32 rank, code, user_sgprs, group_id, waves_per_block;
     u32 next, live; /* blocks not started, blocks running */
     u32 order;      /* position in the rank's stream */
 };
@@ -90,7 +90,7 @@ struct Machine {
     u32 hosts;
     Options o;
     Finding *found;
-    u32 found_count, found_limit;
+    u32 found_count, found_limit, found_lost;
     u64 steps, round, random;
     u32 stop, numbers, waves, stop_pc, stop_rank, stop_code;
     Region *last;
@@ -131,7 +131,7 @@ static void report(Machine *m, Wave *w, u32 kind, u32 pc, u32 other_pc, u32 othe
             return;
         }
     }
-    if (m->found_count == m->found_limit) return;
+    if (m->found_count == m->found_limit) { m->found_lost++; return; }
     m->found[m->found_count++] = (Finding){kind, l->code, pc, other_code, other_pc, region, l->rank, other_rank, detail, same, offset, 1};
 }
 static void halt(Machine *m, Wave *w, u32 why, u32 pc) {
@@ -140,6 +140,12 @@ static void halt(Machine *m, Wave *w, u32 why, u32 pc) {
     m->stop_pc = pc;
     m->stop_rank = w->block->launch->rank;
     m->stop_code = w->block->launch->code;
+}
+static int aligned(Machine *m, Wave *w, const Ins *i, u64 a, u32 n) {
+    if (!(a & (n - 1))) return 1;
+    report(m, w, X_MISALIGNED, i->pc, 0, 0, 0, ~0u, a, n, 0);
+    halt(m, w, STOP_FAULT, i->pc);
+    return 0;
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -215,7 +221,7 @@ static void note_read(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 n
     for (u32 k = 0; k < n; k++) {
         u64 last = r->writer[at + k];
         if (!last) continue;
-        u32 who = (u32)(last >> 32) - 1, seq = (u32)last & 0xFFFFF;
+        u32 who = (u32)(last >> 32) - 1, seq = (u32)last;
         if (who != w->id && w->clock[who] < seq) {
             report(m, w, X_UNORDERED_READ, i->pc, 0, who, 0, r->id, at + k, (u32)last, 0);
             break;
@@ -235,7 +241,7 @@ static void note_write(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 
     }
     for (u32 k = 0; k < n; k++) {
         u64 last = r->writer[at + k];
-        u32 who = (u32)(last >> 32) - 1, seq = (u32)last & 0xFFFFF;
+        u32 who = (u32)(last >> 32) - 1, seq = (u32)last;
         if (last && who != w->id && w->clock[who] < seq && !atomic && !is_sync(r, a)) {
             int same = value && *(u8 *)(a + k) == value[k];
             report(m, w, same ? X_UNORDERED_SAME : X_UNORDERED_WRITE, i->pc, 0, who, 0, r->id, at + k, (u32)last, 0);
@@ -243,7 +249,7 @@ static void note_write(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 
             continue;
         }
     }
-    for (u32 k = 0; k < n; k++) r->writer[at + k] = (u64)(w->id + 1) << 32 | (w->store_seq & 0xFFFFF);
+    for (u32 k = 0; k < n; k++) r->writer[at + k] = (u64)(w->id + 1) << 32 | w->store_seq;
 }
 static void discover(Machine *m, Region *r, u64 a, u32 n) {
     if (m->o.checks & C_DISCOVER && r->sync)
@@ -371,6 +377,7 @@ static void make_visible(Event *e) {
         m->atomics++;
         for (int l = 0; l < 64; l++) {
             if (!(e->mask >> l & 1)) continue;
+            if (!aligned(m, w, e->ins, e->address[l], e->bytes)) continue;
             Region *r = check(m, w, e->ins, e->address[l], e->bytes, 1);
             u64 old = 0, x = e->data[0][l] | (e->bytes == 8 ? (u64)e->data[1][l] << 32 : 0);
             if (!r) continue;
@@ -457,9 +464,14 @@ static void lds_conflict(Event *e, u32 word, int write) {
     q = n ? m->live[n] : 0;
     if (q && q != e && q->w != w) report(m, w, X_LDS_EARLY, e->ins->pc, q->ins->pc, q->w->block->launch->code, 0, ~0u, word * 4, write, 0);
 }
-static void lds_order(Event *e, u32 word, int write) {
+static void lds_order(Event *e, u32 word, int write, int whole) {
     Block *b = e->w->block;
     u64 last = b->lds_writer[word];
+    if (!write && !last) report(e->w->m, e->w, X_LDS_UNWRITTEN, e->ins->pc, 0, 0, 0, ~0u, word * 4, 0, 0);
+    if (!whole) { /* bytes of one word may be different waves': only that it was written is kept */
+        if (write && !last) b->lds_writer[word] = (u64)(e->w->index + 1) << 32 | ~0u;
+        return;
+    }
     if (last && (u32)(last >> 32) - 1 != e->w->index && (u32)last == b->barriers)
         report(e->w->m, e->w, X_LDS_UNORDERED, e->ins->pc, 0, 0, 0, ~0u, word * 4, write, 0);
     if (write) b->lds_writer[word] = (u64)(e->w->index + 1) << 32 | b->barriers;
@@ -479,8 +491,9 @@ static void do_lds(Event *e) {
             for (int k = 0; k < words; k++) {
                 u32 *x = &e->data[half * words + k][l];
                 if (!inside) { if (e->action != L_WRITE) *x = 0; continue; }
+                if (e->action != L_READ && e->action != L_WRITE && !aligned(m, w, e->ins, a, 4)) continue;
                 if (w->block->dma) lds_conflict(e, (u32)(a / 4 + k), e->action != L_READ);
-                if (w->block->lds_writer && n == 4) lds_order(e, (u32)(a / 4 + k), e->action != L_READ);
+                if (w->block->lds_writer) lds_order(e, (u32)(a / 4 + k), e->action != L_READ, n == 4);
                 if (e->action == L_READ) {
                     u32 v = 0;
                     memcpy(&v, lds + a + 4 * k, n);
@@ -730,17 +743,20 @@ static void m_smem(Wave *w, const Ins *i) {
     e.n = i->words;
     e.d = i->d;
     e.address[0] = get_s64(w, i, 0) + (i64)i->offset;
-    if (e.address[0] & 3) { report(w->m, w, X_MISALIGNED, i->pc, 0, 0, 0, ~0u, e.address[0], 4, 0); halt(w->m, w, STOP_FAULT, i->pc); return; }
-    push_lg(&e);
+    if (aligned(w->m, w, i, e.address[0], 4)) push_lg(&e);
 }
-static void buffer_addresses(Event *e, Wave *w, const Ins *i) {
+static int buffer_addresses(Event *e, Wave *w, const Ins *i) {
     int rs = i->s[2];
     u64 base = w->s[rs] | (u64)(w->s[rs + 1] & 0xFFFF) << 32;
     u64 records = w->s[rs + 2], scalar = scalar_value(w, i->s[3], i->literal);
     const u32 *v = i->s[0] >= 256 ? reg(w, i->s[0]) : 0;
-    if (w->s[rs + 1] >> 16) { /* a stride or swizzle would change the addressing */
-        report(w->m, w, X_UNMAPPED, i->pc, 0, 0, 0, ~0u, w->s[rs + 1], 0, 0);
+    /* Word 1: a stride or swizzle would change the addressing. Word 3: so would an added lane number, another type or
+       bits that gfx950 does not define; data format 0 says that there is no buffer. */
+    u32 word3 = w->s[rs + 3];
+    if (w->s[rs + 1] >> 16 || word3 >> 19 || !(word3 >> 15 & 15)) {
+        report(w->m, w, X_DESCRIPTOR, i->pc, 0, 0, 0, ~0u, (u64)(w->s[rs + 1] >> 16) << 32 | word3, 0, 0);
         halt(w->m, w, STOP_FAULT, i->pc);
+        return 0;
     }
     for (int l = 0; l < 64; l++) {
         u64 offset = (u64)(u32)i->offset + (v ? v[l] : 0);
@@ -748,20 +764,23 @@ static void buffer_addresses(Event *e, Wave *w, const Ins *i) {
         for (int k = 0; k < parts(e); k++)
             if (offset + scalar + 4 * k + part_bytes(e) > records) e->inside[k] &= ~(1ull << l);
     }
+    return 1;
 }
 static void m_buffer_load(Wave *w, const Ins *i) {
     Event e;
     begin(&e, w, i, i->flags & F_LDS ? K_DMA : K_LOAD, i->words);
     e.sign = (i->flags & F_SIGNED) != 0;
-    buffer_addresses(&e, w, i);
-    if (e.kind == K_DMA) e.m0 = w->s[M0];
-    else { e.d = i->d; e.n = parts(&e); }
+    if (!buffer_addresses(&e, w, i)) return;
+    if (e.kind == K_DMA) {
+        e.m0 = w->s[M0];
+        if (!aligned(w->m, w, i, e.m0, 4)) return;
+    } else { e.d = i->d; e.n = parts(&e); }
     push_vm(&e);
 }
 static void m_buffer_store(Wave *w, const Ins *i) {
     Event e;
     begin(&e, w, i, K_STORE, i->words);
-    buffer_addresses(&e, w, i);
+    if (!buffer_addresses(&e, w, i)) return;
     take_data(&e, i->s[1]);
     push_vm(&e);
 }
@@ -916,6 +935,16 @@ BRANCH(vccnz, vcc_of(w) != 0)
 BRANCH(execz, exec_of(w) == 0)
 BRANCH(execnz, exec_of(w) != 0)
 
+/* The scale operand of v_cvt_scalef32: what a NaN among scales (exponent 255) gives, no source that we have says. */
+static u32 known_scale(Wave *w, const Ins *i, int lane, u32 scale) {
+    if ((scale >> 23 & 255) == 255 && exec_of(w) >> lane & 1) {
+        report(w->m, w, X_UNDEFINED, i->pc, 0, 0, 0, ~0u, scale, lane, 0);
+        halt(w->m, w, STOP_FAULT, i->pc);
+    }
+    return scale;
+}
+#define SCALE(x) known_scale(w, i, l, x)
+
 //FUNCTIONS//
 
 /* ---- the check of registers that a load will still write ---------------------------------------------------------- */
@@ -971,8 +1000,11 @@ static void start_block(Machine *m, Launch *l, u32 *ids) {
         u32 *clock = w->clock;
         memset((u8 *)w + offsetof(Wave, s), 0, sizeof *w - offsetof(Wave, s));
         (void)clock;
-        for (u32 r = 0; r < l->vgprs && r < ROWS; r++)
+        for (u32 r = 0; r < ROWS; r++)
             for (int q = 0; q < 64; q++) w->v[r][q] = m->o.register_poison;
+        /* Beside s[0:1], the group's numbers and EXEC nothing is defined: M0, VCC and SCC no more than the others. */
+        for (int r = 0; r < EXEC_LO; r++) w->s[r] = m->o.register_poison;
+        w->scc = m->o.register_poison & 1;
         w->m = m;
         w->block = b;
         w->index = k;

@@ -55,8 +55,7 @@ class LaunchRecord(Structure):
         ("ins", POINTER(Ins)), ("count", c_uint32), ("grid", c_uint32 * 3), ("threads", c_uint32), ("lds", c_uint32),
         ("kernarg_bytes", c_uint32), ("kernarg", c_uint64), ("rank", c_uint32), ("code", c_uint32), ("user_sgprs",
         c_uint32),
-        ("group_id", c_uint32), ("vgprs", c_uint32), ("waves_per_block", c_uint32), ("next", c_uint32), ("live",
-        c_uint32),
+        ("group_id", c_uint32), ("waves_per_block", c_uint32), ("next", c_uint32), ("live", c_uint32),
         ("order", c_uint32),
     ]  # fmt: skip
 
@@ -80,7 +79,8 @@ class MachineRecord(Structure):
         ("region", POINTER(Region)), ("regions", c_uint32), ("launch", POINTER(LaunchRecord)), ("launches", c_uint32),
         ("host", POINTER(HostWrite)), ("hosts", c_uint32), ("o", Options), ("found", POINTER(Finding)),
         ("found_count", c_uint32),
-        ("found_limit", c_uint32), ("steps", c_uint64), ("round", c_uint64), ("random", c_uint64), ("stop", c_uint32),
+        ("found_limit", c_uint32), ("found_lost", c_uint32),
+        ("steps", c_uint64), ("round", c_uint64), ("random", c_uint64), ("stop", c_uint32),
         ("numbers", c_uint32), ("waves", c_uint32), ("stop_pc", c_uint32), ("stop_rank", c_uint32), ("stop_code",
         c_uint32),
         ("last", c_void_p), ("live", c_void_p), ("live_size", c_uint32), ("sync_key", c_void_p),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from megamoe_atom.problem import Exit, Problem
 
-from kernel_lane.decode import EXEC, FLOATS, LITERAL, VGPR, Instruction
+from kernel_lane.decode import EXEC, FLOATS, LITERAL, VGPR, Instruction, operands
 from kernel_lane.isa import OPCODES
 from kernel_lane.machine.layout import Ins
 from kernel_lane.text import text
@@ -107,42 +107,12 @@ def _memory(r: Ins, i: Instruction) -> None:
 
 def _uses(r: Ins, i: Instruction) -> None:
     """Every register the instruction touches, for the check of loads that have not landed."""
-    op, uses = i.opcode, []
-    if op.memory is None:
-        widths = (*op.reads, 2) if "in" in op.carry else op.reads
-        if op.name.startswith("v_mfma_scale"):
-            widths = (4 if i.formats[0] == 4 else 8, 4 if i.formats[1] == 4 else 8, 4, 1, 1)
-        uses += [(code, words, False) for code, words in zip(i.src, widths, strict=False)]
-        if i.dst >= 0:
-            # A destination that is also read (v_fmac, partial writes) counts as read.
-            also_read = bool(re.search(r"D\.\w+(?! =[^=])", op.meaning)) or (i.sdwa is not None and i.sdwa.unused == 2)
-            uses.append((i.dst, max(op.writes, 1), not also_read))
-        if i.sdst >= 0:
-            uses.append((i.sdst, 2, True))
-    else:
-        action, size, count = op.memory
-        words = max(1, size // 4)
-        address, data, third = (*i.src, -1, -1, -1)[:3]
-        if op.encoding == "SMEM":
-            uses += [(address, 2, False), (i.dst, words, True)]
-        elif op.encoding == "MUBUF":
-            if action != "cache":
-                uses += [(address, 1, False), (third, 4, False), (i.src[3], 1, False)]
-            uses.append((data, words, False) if action == "store" else (i.dst, words, True))
-        elif op.encoding == "FLAT":
-            uses += [
-                (address, 1 if third >= 0 else 2, False),
-                (third, 2, False),
-                (data, words, False),
-                (i.dst, words, True),
-            ]
-        else:
-            uses += [
-                (address, 1, False),
-                (data, words, False),
-                (third, words, False),
-                (i.dst, words * (2 if count > 1 else 1), True),
-            ]
+    op = i.opcode
+    # A destination that is also read (v_fmac, partial writes) counts as read.
+    also_read = op.memory is None and (
+        bool(re.search(r"D\.\w+(?! =[^=])", op.meaning)) or (i.sdwa is not None and i.sdwa.unused == 2)
+    )
+    uses = [(code, words, written and not (also_read and code == i.dst)) for code, words, written in operands(i)]
     kept = [u for u in uses if u[0] >= 0 and (u[0] < 128 or u[0] >= VGPR) and not EXEC <= u[0] < 128]
     for k in range(8):
         r.use[k] = kept[k][0] if k < len(kept) else -1

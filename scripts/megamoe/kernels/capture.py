@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,6 +12,7 @@ import typer
 from megamoe_atom.problem import Exit, Problem, Reason
 
 from megamoe.envelope import Outcome, run_verb
+from megamoe.kernels.child import run_child
 from megamoe.kernels.options import Json
 
 PYTHON_VARIABLE = "MEGAMOE_FLYDSL_PYTHON"
@@ -33,7 +33,7 @@ def command(
         str | None,
         typer.Option("--python", envvar=PYTHON_VARIABLE, help="Python with flydsl 0.2.4 (default: this one)."),
     ] = None,
-    timeout_s: Annotated[int, typer.Option("--timeout-s", help="Give up after so many seconds.")] = 1800,
+    timeout_s: Annotated[int, typer.Option("--timeout-s", min=1, help="Give up after so many seconds.")] = 1800,
     json_output: Json = False,
 ) -> NoReturn:
     """Compile the kernels of one layer for gfx950, run them in order, and save every launch with its memory."""
@@ -79,13 +79,11 @@ def capture(flydsl: Path, case: str, out: Path, golden: Path | None, python: str
 
 def _need_flydsl(python: str) -> None:
     try:
-        done = subprocess.run(
-            [python, "-c", "import flydsl.expr.buffer_ops, torch"], capture_output=True, text=True, timeout=300
-        )
-        words = done.stderr.strip().splitlines()[-1:] or ["no message"]
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_child([python, "-c", "import flydsl.expr.buffer_ops, torch"], 300)
+        words = done.err.strip().splitlines()[-1:] or ["no message"]
+    except OSError as error:
         done, words = None, [str(error)]
-    if done is None or done.returncode:
+    if done is None or done.code != 0:
         raise Problem(
             "no_flydsl",
             what=f"{python} cannot import flydsl 0.2.4 and torch: {words[0]}",
@@ -110,22 +108,21 @@ def _figures(flydsl: Path, case: str, out: Path, golden: Path | None, python: st
         *(["--golden", str(golden)] if golden else []),
     ]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, env=env)
-    except subprocess.TimeoutExpired as error:
+    done = run_child(words, timeout_s, env)
+    if done.code is None:
         raise Problem(
             "capture_timeout",
             what=f"the capture of {case} did not end within {timeout_s} s",
             why="a kernel may wait for ever, or the machine is slow",
             fix="raise --timeout-s; small cases take a minute",
             exit_code=Exit.CHECK_FAILED,
-        ) from error
+        )
     try:
-        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        answer: dict[str, Any] = json.loads(done.out.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
         raise Problem(
             "capture_failed",
-            what=f"the capture ended with exit code {done.returncode}: {done.stderr.strip()[-1500:]}",
+            what=f"the capture ended with exit code {done.code}: {done.err.strip()[-1500:]}",
             why="FlyDSL's host code or compiler failed before any result",
             fix="run the command above by hand; flydsl must be 0.2.2 to 0.2.4",
             exit_code=Exit.CHECK_FAILED,

@@ -54,7 +54,7 @@ def check(folder: Path, schedules: str, seeds: int) -> Outcome:
     from megamoe.kernels.lint import collect, judge
     from megamoe.kernels.lint_fit import FULL_CU_COUNT
 
-    plan = [Schedule.parse(word.strip()) for word in schedules.split(",") if word.strip()]
+    plan = [Schedule.parse(word.strip()) for word in schedules.split(",")]
     bundle = Bundle.read(folder)
     linted = judge(collect([folder]), cu_count=int(bundle.case.get("cu", FULL_CU_COUNT)))
     report = examine(Executor(bundle), plan, seeds)

@@ -215,6 +215,7 @@ def _lint_kernel(
     image: Image, code: CodeObject, kernel: Kernel, cu_count: int
 ) -> tuple[list[Finding], list[dict[str, Any]]]:
     from kernel_lane.decode import decode
+    from kernel_lane.machine.start import refusals
 
     from megamoe.kernels.lint_steps import step_of, waits_for_others
 
@@ -234,6 +235,8 @@ def _lint_kernel(
         instructions = decode(code.code(kernel), kernel.entry)
     except Problem as problem:
         return findings + [_at(Finding.from_reason(r), image.label) for r in problem.reasons], []
+    for refused in refusals(kernel, instructions):
+        findings += [_at(Finding.from_reason(r), image.label) for r in refused.reasons]
     flow = Flow([step_of(i) for i in instructions])
     barriers = flow.barriers()
     left = [b for b in barriers if b.lds_dma]
@@ -266,7 +269,7 @@ def _lint_kernel(
     spins = waits_for_others(instructions)
     need = Need(
         int(kernel.metadata.get(".reqd_workgroup_size", [kernel.max_threads])[0]) or kernel.max_threads,
-        kernel.vgprs,
+        kernel.descriptor.vector_registers,
         kernel.lds + image.dynamic_lds.get(kernel.name, 0),
     )
     groups = image.groups.get(kernel.name) or _groups_in_name(kernel.name)
@@ -288,6 +291,7 @@ def _lint_kernel(
         "code_object_version": code.version,
         "instructions": len(instructions),
         "vgprs": kernel.vgprs,
+        "vgprs_allocated": kernel.descriptor.vector_registers,
         "agprs": kernel.agprs,
         "sgprs": kernel.sgprs,
         "lds": need.lds,

@@ -22,7 +22,8 @@ FULL_CU_COUNT = 256
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One work-group: threads; vector registers of a lane (AGPRs included); LDS bytes, static and dynamic."""
+    """One work-group: threads; vector registers that its descriptor allocates to a lane, AGPRs included (LLVM may
+    allocate more than the code uses, where few waves are expected); LDS bytes, static and dynamic."""
 
     threads: int
     vgprs: int

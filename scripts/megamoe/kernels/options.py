@@ -10,8 +10,10 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="One JSON envelope on stdout.")]
 BundleFolder = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder that `kernels capture` wrote.")]
 ScheduleText = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--schedule", metavar="S", help="NAME[:MODEL][@SEED]: order, random, frozen, late, scatter, flag, stall, slow."
+        "--schedule",
+        metavar="S",
+        help="NAME[:MODEL][@SEED]: order (when left out), random, frozen, late, scatter, flag, stall, slow.",
     ),
 ]
