@@ -39,14 +39,14 @@ def verify_model(
 
 def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, resume: str) -> Outcome:
     from megamoe.deploy.profiles import load_profile
-    from megamoe.verify_model import checks, links
+    from megamoe.verify_model import config, experts, files, links, shards
+    from megamoe.verify_model import manifest as checksums
     from megamoe.verify_model.links import Mount
 
     root = Path(directory)
     try:
         if not directory or "\0" in directory or not root.is_dir():
-            raise Problem("model_dir", what=f"{directory!r} is not a directory", why="there is nothing to check",
-                          fix="give the directory that holds config.json", exit_code=Exit.REFUSED)
+            raise _not_a_directory(directory, root)
         if resume and not manifest:
             raise Problem("usage", what="--resume was given without --manifest", why="only checksums take long enough "
                           "to be resumed, and none would be checked", fix="give the sha256sum file with --manifest")
@@ -54,17 +54,18 @@ def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, res
         wanted = load_profile(profile) if profile else None
         findings = links.outside(root, seen) if seen else []
         findings += links.links(root, seen)
-        shard_findings, tensors, total = checks.shards(root)
-        findings += shard_findings + checks.leftovers(root) + checks.config(root, wanted) + checks.tokenizer(root)
+        shard_findings, tensors, total = shards.shards(root)
+        config_findings, said = config.config(root, wanted)
+        findings += shard_findings + files.leftovers(root) + config_findings + files.tokenizer(root)
         if wanted is not None:
-            findings += checks.revision(root, wanted)
+            findings += files.revision(root, wanted)
             if wanted.weights == "mxfp4" and tensors:
-                findings += checks.experts(tensors, wanted)
-        elif tensors and (alike := checks.likely_profile(root)) is not None and alike.weights == "mxfp4":
-            findings += [replace(f, severity="warn") for f in checks.experts(tensors, alike)
+                findings += experts.experts(tensors, wanted)
+        elif tensors and (alike := config.likely_profile(said)) is not None and alike.weights == "mxfp4":
+            findings += [replace(f, severity="warn") for f in experts.experts(tensors, alike)
                          if f.code == "EXPERT_DTYPE"]
         if manifest:
-            findings += checks.manifest(root, Path(manifest), Path(resume) if resume else None)
+            findings += checksums.manifest(root, Path(manifest), Path(resume) if resume else None)
     except OSError as error:
         raise Problem("model_unreadable", what=f"{error.filename or directory}: {error.strerror}",
                       why="what cannot be read cannot be checked", fix="check permissions and the file system",
@@ -75,3 +76,15 @@ def _outcome(directory: str, mounts: list[str], profile: str, manifest: str, res
                         bad_exit=Exit.REFUSED, data={"directory": str(root), "tensors": len(tensors),
                                                      "shard_bytes": total, "profile": profile or None,
                                                      "data_read": bool(manifest)})
+
+
+def _not_a_directory(directory: str, root: Path) -> Problem:
+    from megamoe.verify_model.instead import FIRST, instead
+
+    said = "there is no such directory" if directory and "\0" not in directory and not root.exists() else ""
+    if not said and directory and "\0" not in directory and root.is_file():
+        with root.open("rb") as file:
+            said = instead(file.read(FIRST)) or "it is a file"
+    return Problem("model_dir", what=f"{directory!r} is not a directory" + (f": {said}" if said else ""),
+                   why="a model is checked as a whole", fix="give the directory that holds config.json and the shards",
+                   exit_code=Exit.REFUSED)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megamoe.verify_model.instead import FIRST, instead
+
 HEADER_MAX = 100 << 20  # the reference implementation refuses more
 DIMENSIONS_MAX = 64  # more than torch can hold
 DTYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
@@ -51,15 +53,17 @@ def read_header(path: Path) -> Header:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise BadHeader(f"{size} bytes, too short for a header")
-        first = file.read(8)
-        if first == b"version ":  # "version https://git-lfs.github.com/spec/v1"; as a length it would be 2 exabytes
-            raise BadHeader(f"{size} bytes of a Git LFS pointer: the weights were never fetched (`git lfs pull`)")
-        (length,) = struct.unpack("<Q", first)
+        (length,) = struct.unpack("<Q", file.read(8))
         if length > HEADER_MAX or 8 + length > size:
+            file.seek(0)
+            if said := instead(file.read(FIRST)):
+                raise BadHeader(f"{size} bytes of {said}")
             raise BadHeader(f"its header claims {length} bytes, the file has {size}")
         raw = file.read(length)
     try:
-        header: Any = json.loads(raw)
+        header: Any = json.loads(raw, object_pairs_hook=_once)
+    except BadHeader:
+        raise
     except (ValueError, RecursionError) as error:
         raise BadHeader(f"its header is not JSON ({type(error).__name__})") from None
     if not isinstance(header, dict):
@@ -82,6 +86,15 @@ def read_header(path: Path) -> Header:
     return Header(tensors, end, size)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in out if names.count(name) > 1)
+        raise BadHeader(f"its header has {twice[:120]!r} twice")
+    return out
+
+
 def _tensor(name: str, entry: Any) -> tuple[Tensor, tuple[int, int]]:
     if not isinstance(entry, dict):
         raise BadHeader(f"{name[:120]}: entry is not an object")
@@ -95,9 +108,11 @@ def _tensor(name: str, entry: Any) -> tuple[Tensor, tuple[int, int]]:
     if not isinstance(dtype, str) or not whole or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise BadHeader(f"{name[:120]}: dtype, shape or data_offsets are malformed")
     bits = DTYPE_BITS.get(dtype)
+    if bits is None:
+        raise BadHeader(f"{name[:120]}: {dtype[:40]!r} is no type of safetensors")
     count = 1
     for dimension in shape:
         count *= dimension
-    if bits is not None and (count * bits + 7) // 8 != offsets[1] - offsets[0]:
+    if (count * bits + 7) // 8 != offsets[1] - offsets[0]:
         raise BadHeader(f"{name[:120]}: {dtype} {shape} does not fit its {offsets[1] - offsets[0]} bytes")
     return Tensor(dtype, tuple(shape)), (offsets[0], offsets[1])

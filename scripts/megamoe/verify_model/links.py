@@ -75,6 +75,7 @@ def links(root: Path, mounts: list[Mount]) -> list[Finding]:
                     "LINK_DANGLING",
                     f"{path.name} links to {path.readlink()}, {_broken(error)}",
                     "the engine cannot open it",
+                    "fetch the file (`git annex get .`)" if ".git/annex/" in str(path.readlink()) else
                     "fetch the blob again, or copy the snapshot with links followed (`cp -L`)",
                     file=shown,
                 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from megamoe.envelope import Finding, Severity
 
 FILES_MAX = 100_000  # a model has hundreds; beyond this the directory is something else
+LEFTOVER = re.compile(r"\.(?:incomplete|lock|part|partial|tmp|crdownload|aria2|download)$", re.I)
+FETCH = "fetch that file again, then run this check again"
 
 
 def finding(

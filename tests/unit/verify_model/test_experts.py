@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megamoe.deploy.profiles import load_profile
-from megamoe.verify_model.checks import experts, manifest
+from megamoe.verify_model.experts import experts
 from megamoe.verify_model.headers import BadHeader, Tensor, read_header
+from megamoe.verify_model.manifest import manifest
 
 PRO = load_profile("deepseek-v4-pro")
 NAME = "layers.0.ffn.experts.0.w1.weight"
