@@ -102,6 +102,17 @@ class Bundle:
         Raises:
             Problem: bundle_missing, bundle_format, bundle_file, bundle_reference (all exit 2); bundle_empty (exit 5).
         """
+        bundle = cls.parse(folder)
+        bundle._check(folder / "bundle.json")
+        return bundle
+
+    @classmethod
+    def parse(cls, folder: Path) -> Bundle:
+        """Reads bundle.json and checks its form, but none of the files that it names.
+
+        Raises:
+            Problem: bundle_missing, bundle_format (exit 2).
+        """
         path = folder / "bundle.json"
         if not path.is_file():
             raise _bad("bundle_missing", folder, "holds no bundle.json", "name the folder that `kernels capture` wrote")
@@ -122,7 +133,6 @@ class Bundle:
             raise _bad("bundle_format", path, fault)
         bundle = cls(folder, body["case"], body["ranks"], body["buffers"], body["steps"])
         bundle.by_name = {b["name"]: b for b in bundle.buffers}
-        bundle._check(path)
         return bundle
 
     def _check(self, path: Path) -> None:
@@ -166,8 +176,15 @@ class Bundle:
         named = [b["init"]["file"] for b in self.buffers if "file" in b["init"]]
         for step in self.steps:
             named += [w["file"] for w in (*step.get("host", []), *step.get("expect", []))]
-            named += [launch["code"] for launch in step.get("launches", [])]
-        for name in dict.fromkeys(named):
+        self._hashed(named)
+        self.check_code()
+
+    def check_code(self) -> None:
+        """As check_files, for the code objects alone."""
+        self._hashed([launch["code"] for step in self.steps for launch in step.get("launches", [])])
+
+    def _hashed(self, names: list[str]) -> None:
+        for name in dict.fromkeys(names):
             file = self.folder / name
             if not file.is_file():
                 raise _bad("bundle_file", file, "is missing", "copy the whole folder, or capture it again")

@@ -3,13 +3,16 @@ computes."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from megamoe_atom import layout
+from megamoe_atom.problem import Problem
 from megamoe_atom.reference import MegaMoE, ReferenceGroup
 from numpy.typing import NDArray
 
@@ -21,15 +24,48 @@ Bits = NDArray[np.uint16]
 
 
 def golden_inputs(path: Path) -> tuple[formula.Weights, list[list[Inputs]], list[list[Bits]]]:
-    """Weights, inputs and outputs of a file that carries all of them (tests/golden/*.npz), as one forward."""
-    z = np.load(path)
-    w = formula.Weights(z["w13"], z["w13_scale_e8m0"], z["w2"], z["w2_scale_e8m0"])
-    ranks = range(int(z["ep_size"]))
-    inputs = [
-        (_bf16(z[f"x_bf16_r{r}"]), torch.from_numpy(z[f"topk_weights_r{r}"]), torch.from_numpy(z[f"topk_ids_r{r}"]))
-        for r in ranks
-    ]
-    return w, [inputs], [[z[f"out_bf16_r{r}"] for r in ranks]]
+    """Weights, inputs and outputs of a file that carries all of them (tests/golden/*.npz), as one forward.
+
+    Raises:
+        Problem: golden (exit 2), it is no such file.
+    """
+    try:
+        with np.load(path) as z:
+            w = formula.Weights(z["w13"], z["w13_scale_e8m0"], z["w2"], z["w2_scale_e8m0"])
+            ranks = range(int(z["ep_size"]))
+            rows = [(z[f"x_bf16_r{r}"], z[f"topk_weights_r{r}"], z[f"topk_ids_r{r}"]) for r in ranks]
+            outputs = [z[f"out_bf16_r{r}"] for r in ranks]
+    except (OSError, EOFError, KeyError, ValueError, TypeError, BadZipFile, zlib.error) as error:
+        raise Problem(
+            "golden",
+            what=f"{path} is no golden file: {type(error).__name__} {error}",
+            why="it must hold a layer's weights, inputs and outputs",
+            fix="pass a file of tests/golden, not of tests/golden/formula, whose inputs come by formula",
+        ) from error
+    inputs = [(_bf16(x), torch.from_numpy(weights), torch.from_numpy(ids)) for x, weights, ids in rows]
+    return w, [inputs], [outputs]
+
+
+def of_case(case: Case, w: formula.Weights, forwards: Sequence[Sequence[Inputs]]) -> None:
+    """Refuses a golden file whose layer is not the case's: the kernels would be built for other sizes.
+
+    Raises:
+        Problem: golden_case (exit 2).
+    """
+    experts, rows, packed = w.w13.shape
+    inputs = [x for forward in forwards for x in forward]
+    topk = {ids.shape[1] for _, _, ids in inputs}
+    have = (len(forwards[0]), 2 * packed, rows // 2, experts, *topk, max(x.shape[0] for x, _, _ in inputs))
+    want = (case.ranks, case.hidden, case.inter, case.experts, case.topk)
+    if have[:-1] != want or have[-1] > case.mtpr:
+        names = ("ranks", "hidden", "inter", "experts", "topk", "tokens")
+        raise Problem(
+            "golden_case",
+            what=f"the golden file has {', '.join(f'{n} {v}' for n, v in zip(names, have, strict=True))}; the case "
+            f"{case.name} has {', '.join(f'{n} {v}' for n, v in zip(names, (*want, case.mtpr), strict=True))}",
+            why="the kernels are built for the case's sizes and would read another layer's weights",
+            fix=f"pass tests/golden/{case.golden}.npz" if case.golden else "capture this case without --golden",
+        )
 
 
 def _bf16(bits: NDArray[np.uint16]) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from code_object import WORDS, assemble, code_object
+from kernel_lane.bundle import Writer
 from megamoe.envelope import Outcome
 from megamoe.kernels import lint
 from megamoe.kernels.lint_fit import Need, groups_per_cu
@@ -279,12 +279,25 @@ def test_objects_are_found_in_files_folders_and_cache_entries_once_each(tmp_path
 
 
 def test_a_bundle_brings_the_grid_of_its_launches(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/x.hsaco").write_bytes(code_object(SPIN + "\n s_endpgm", vgprs=512))
-    launch = {"rank": 0, "name": "s", "kernel": "kernel", "code": "code/x.hsaco", "grid": [2, 129, 1], "dynamic_lds": 0}
-    (tmp_path / "bundle.json").write_text(json.dumps({"steps": [{"host": []}, {"launches": [launch]}]}))
+    writer = Writer(tmp_path)
+    file = writer.code(code_object(SPIN + "\n s_endpgm", vgprs=512))
+    launch = {"rank": 0, "name": "s", "kernel": "kernel", "code": file, "grid": [2, 129, 1], "block": [256, 1, 1],
+              "dynamic_lds": 0, "kernarg": "", "pointers": []}  # fmt: skip
+    writer.steps.append({"launches": [launch]})
+    writer.close({"name": "one launch"}, 1)
     assert codes(lint.judge(lint.collect([tmp_path]), cu_count=256)) == ["co_residency"]
     assert lint.judge(lint.collect([tmp_path]), cu_count=258).status == "pass"
+    whole = (tmp_path / "bundle.json").read_text()
+    for spoilt, code in ((whole.replace("129", '"129"'), "bundle_format"), ("[]", "bundle_format")):
+        (tmp_path / "bundle.json").write_text(spoilt)
+        with pytest.raises(Problem) as caught:
+            lint.collect([tmp_path])
+        assert (caught.value.code, caught.value.exit_code) == (code, Exit.REFUSED)
+    (tmp_path / "bundle.json").write_text(whole)
+    (tmp_path / file).unlink()
+    with pytest.raises(Problem) as caught:
+        lint.collect([tmp_path])
+    assert caught.value.code == "bundle_file"
 
 
 def test_nothing_to_look_at_is_no_pass(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernel_lane.layer import golden_inputs
 from megamoe.kernels import verify
 from megamoe.kernels.verify_cases import Case, build_reference, cases_for, formula_case, golden_case, with_answers
 from megamoe.kernels.verify_judge import REL_L2_BOUND, distance, judge_case
@@ -114,7 +115,11 @@ def not_a_number(case: Case, rank: int, _call: int, out: torch.Tensor) -> torch.
     return out.clone().index_fill_(0, torch.tensor([0]), float("nan")) if rank == 1 else out
 
 
-@pytest.mark.parametrize("fault", [swapped, stale, not_a_number], ids=lambda f: f.__name__)
+def too_few(case: Case, rank: int, _call: int, out: torch.Tensor) -> torch.Tensor:
+    return out[:-1] if rank == 1 else out
+
+
+@pytest.mark.parametrize("fault", [swapped, stale, not_a_number, too_few], ids=lambda f: f.__name__)
 def test_rows_that_are_wrong_are_called_wrong(fault: Spoil, few: list[Case]) -> None:
     outcome = verify.verify(few, None, threads(fault))
     assert outcome.exit_code is Exit.CHECK_FAILED
@@ -182,6 +187,16 @@ def test_distances_are_counted_in_places_of_bf16() -> None:
         distance(got, want[:, :2])
 
 
+@pytest.mark.parametrize("bad", [0x7F80, 0x7FC0], ids=["infinite", "not a number"])
+def test_an_answer_that_is_not_finite_compares_with_nothing(bad: int) -> None:
+    """A norm that is itself no number is not above any bound: it would have let every output pass."""
+    want = np.array([[0x3F80, bad]], np.uint16)
+    got = np.array([[0x4F80, 0x3F80]], np.uint16)
+    findings, row = judge_case("c", [[got]], [[want]], [["h"]], [0])
+    assert [f.code for f in findings] == ["kernel_wrong"]
+    assert np.isfinite(row["worst_rel_l2"]) and row["non_finite"] == 1
+
+
 def test_a_case_survives_its_file_without_its_answer(tmp_path: Path) -> None:
     case = golden_case(GOLDEN / "w2.npz")
     save_case(tmp_path / "c.npz", case)
@@ -244,16 +259,35 @@ def test_a_hang_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         verify.processes(1.0)(job, 2)
 
 
+WRITES = "from pathlib import Path; Path(sys.argv[-2], f'out-{rank}.npz').touch()"
+
+
 def test_ranks_that_end_well_leave_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verify.processes(60)(rank_module(tmp_path, monkeypatch, "pass"), 2)
+    verify.processes(60)(rank_module(tmp_path, monkeypatch, WRITES), 2)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a zip"])
+def test_a_rank_that_ends_well_without_a_result_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = rank_module(tmp_path, monkeypatch, f"if rank == 1: sys.exit()\n{WRITES}")
+    with pytest.raises(Problem, match="rank 1 ended without a result") as caught:
+        verify.processes(60)(job, 2)
+    assert caught.value.exit_code is Exit.CHECK_FAILED
+
+
+WHOLE = (GOLDEN / "w2.npz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a zip", WHOLE[: len(WHOLE) // 2], WHOLE[:5000] + bytes(5000) + WHOLE[10000:]],
+    ids=["empty", "not a zip", "cut off", "spoilt inside"],
+)  # fmt: skip
 def test_a_file_that_is_no_vector_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(Problem, match=r"x\.npz") as caught:
         golden_case(tmp_path / "x.npz")
     assert caught.value.code == "golden_file"
+    with pytest.raises(Problem) as caught:
+        golden_inputs(tmp_path / "x.npz")
+    assert caught.value.code == "golden"
 
 
 def test_a_folder_without_vectors_is_refused(tmp_path: Path) -> None:

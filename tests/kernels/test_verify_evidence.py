@@ -47,6 +47,9 @@ def test_a_pass_of_the_same_kernels_is_evidence() -> None:
         pytest.param(saved(kernel_edits=["tile_wait"]), "KERNELS_OTHER_EDITS", id="other edits"),
         pytest.param(saved(kernel_edits=None), "KERNELS_OTHER_EDITS", id="edits unsaid"),
         pytest.param(saved() | {"status": "fail"}, "KERNELS_NOT_VERIFIED", id="it failed"),
+        pytest.param(saved() | {"status": "fail", "findings": None}, "KERNELS_NOT_VERIFIED", id="it failed silently"),
+        pytest.param(saved(cases=[]), "KERNELS_NOT_VERIFIED", id="a pass of nothing"),
+        pytest.param(saved(cases="all"), "KERNELS_NOT_VERIFIED", id="cases in words"),
         pytest.param(json.loads(as_json("kernels verify", not_run("no GPU"))), "KERNELS_NOT_VERIFIED", id="not run"),
     ],
 )

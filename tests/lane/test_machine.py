@@ -429,7 +429,10 @@ def test_a_launch_that_no_gpu_would_take_is_refused(change: dict[str, int], code
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "order:fifo+", "late:nonsense", "random@x", "late@-1"])
+NO_SCHEDULES = ["", "nonsense", "order:fifo+", "late:nonsense", "random@x", "late@-1", "late@1234567890", "late@\u0663"]
+
+
+@pytest.mark.parametrize("text", NO_SCHEDULES)
 def test_a_schedule_that_is_none_is_refused_with_the_list(text: str) -> None:
     with pytest.raises(Problem) as caught:
         Schedule.parse(text)

@@ -305,6 +305,9 @@ def test_a_bundle_with_foreign_code_is_refused(tmp_path: Path, change: dict[str,
 def test_capture_without_flydsl_says_so_and_an_unknown_case_lists_them(tmp_path: Path) -> None:
     unknown = command("capture", "--flydsl", str(tmp_path), "--case", "nonsense", expect=2)
     assert "micro" in unknown["findings"][0]["why"]  # type: ignore[index]
+    (tmp_path / "file").touch()
+    words = ("capture", "--flydsl", str(tmp_path), "--case", "micro", "--out", str(tmp_path / "file"))
+    assert command(*words, expect=2)["findings"][0]["code"] == "out_folder"  # type: ignore[index]
     absent = command(
         "capture",
         "--flydsl",

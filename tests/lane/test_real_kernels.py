@@ -21,6 +21,7 @@ from kernel_lane.judge import compare
 from kernel_lane.machine.schedule import Schedule
 from megamoe.kernels.check import check
 from megamoe.kernels.lint import collect, judge
+from megamoe.resources import resource
 from real import checkout, python_with
 
 pytestmark = [pytest.mark.checkout, pytest.mark.slow]
@@ -154,6 +155,22 @@ def age(bundle: Bundle, folder: Path, launches: int) -> Bundle:
 def test_a_case_by_formula_equals_the_reference(captured, case: str) -> None:  # type: ignore[no-untyped-def]
     executor = captured(case)
     assert not wrong(executor, "order")[0]
+
+
+@pytest.mark.parametrize(
+    ("golden", "code"), [("w8.npz", "golden_case"), ("formula/k1.npz", "golden")], ids=["of another case", "by formula"]
+)
+def test_a_golden_file_of_another_layer_is_refused(tmp_path: Path, golden: str, code: str) -> None:
+    flydsl = checkout("MEGAMOE_FLYDSL_DIR")
+    python = python_with("flydsl.expr.buffer_ops, torch", "MEGAMOE_FLYDSL_PYTHON")
+    words = ["--flydsl", str(flydsl), "--case", "micro", "--out", str(tmp_path / "out"), "--python", python]
+    words += ["--golden", str(resource("tests/golden") / golden)]
+    done = subprocess.run(
+        [sys.executable, "-m", "megamoe", "kernels", "capture", *words, "--json"],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 2 and json.loads(done.stdout)["findings"][0]["code"] == code
+    assert not (tmp_path / "out" / "bundle.json").exists()
 
 
 def test_a_flydsl_of_another_commit_is_refused(captured, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -21,7 +21,7 @@ from kernel_lane.capture.cases import Case
 from kernel_lane.capture.hip import StandIn
 from kernel_lane.capture.ranks import Ranks
 from kernel_lane.capture.recorder import Recorder
-from kernel_lane.layer import case_inputs, golden_inputs, reference_outputs, shuffled
+from kernel_lane.layer import case_inputs, golden_inputs, of_case, reference_outputs, shuffled
 from kernel_lane.machine.schedule import Schedule
 
 
@@ -120,6 +120,7 @@ def capture(case: Case, flydsl: Path, folder: Path, *, golden: Path | None = Non
     """
     if golden is not None:
         w, forwards, outputs = golden_inputs(golden)
+        of_case(case, w, forwards)
     else:
         w, forwards = case_inputs(case)
         outputs = reference_outputs(case, w, forwards)

@@ -71,13 +71,13 @@ class Schedule:
         Raises:
             Problem: schedule (exit 2).
         """
-        m = re.fullmatch(r"([a-z]+)(?::([a-z+-]+))?(?:@(\d+))?", text)
+        m = re.fullmatch(r"([a-z]+)(?::([a-z+-]+))?(?:@([0-9]{1,9}))?", text)
         if not m or m[1] not in _NAMES or (m[2] or "fifo") not in _MODELS or (m[2] and not _NAMES[m[1]][1]):
             raise Problem(
                 "schedule",
                 what=f"{text!r} is no schedule",
                 why=f"NAME[:MODEL][@SEED] with NAME of {', '.join(_NAMES)}, "
-                f"and for the late ones MODEL of {', '.join(_MODELS)}",
+                f"for the late ones MODEL of {', '.join(_MODELS)}, and SEED of at most nine digits",
                 fix="for example order, random@7, frozen, late@3, slow:fifo+@1",
                 exit_code=Exit.REFUSED,
             )

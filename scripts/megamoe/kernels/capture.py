@@ -49,6 +49,15 @@ def capture(flydsl: Path, case: str, out: Path, golden: Path | None, python: str
     from kernel_lane.capture.cases import find
 
     find(case)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Problem(
+            "out_folder",
+            what=f"{out} cannot be made: {error}",
+            why="the bundle is a folder",
+            fix="name another one with --out",
+        ) from error
     if (out / "bundle.json").exists():
         raise Problem(
             "out_exists",

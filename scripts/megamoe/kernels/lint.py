@@ -7,7 +7,6 @@ from faults that were found in the pinned kernels by executing them; a finding's
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -75,22 +74,28 @@ def code_objects_in(data: bytes) -> list[bytes]:
 
 
 def _of_bundle(root: Path) -> list[Image]:
-    """The code objects of a bundle, each with the largest launch that the bundle makes of it."""
-    steps = json.loads((root / "bundle.json").read_text(encoding="utf-8"))["steps"]
+    """The code objects of a bundle, each with the largest launch that the bundle makes of it.
+
+    Raises:
+        Problem: bundle_format, bundle_file (exit 2): a launch whose code cannot be looked at is no launch that passed.
+    """
+    from kernel_lane.bundle import Bundle
+
+    bundle = Bundle.parse(root)
+    bundle.check_code()
     launches: dict[str, list[dict[str, Any]]] = {}
-    for step in steps:
+    for step in bundle.steps:
         for launch in step.get("launches", ()):
             launches.setdefault(launch["code"], []).append(launch)
     images = []
     for path in sorted((root / "code").glob("*.hsaco")):
-        mine = launches.get(path.relative_to(root).as_posix(), launches.get(path.stem, launches.get(path.name, [])))
         groups: dict[str, int] = {}
         lds: dict[str, int] = {}
-        for launch in mine:
+        for launch in launches.get(path.relative_to(root).as_posix(), []):
             grid = launch["grid"]
             name = launch["kernel"]
             groups[name] = max(groups.get(name, 0), grid[0] * grid[1] * grid[2])
-            lds[name] = max(lds.get(name, 0), int(launch.get("dynamic_lds", 0)))
+            lds[name] = max(lds.get(name, 0), launch["dynamic_lds"])
         images.append(Image(str(path), path.read_bytes(), groups, lds))
     return images
 
@@ -99,7 +104,8 @@ def collect(paths: Iterable[Path]) -> list[Image]:
     """Every code object below the given files and folders, each content once, in path order.
 
     Raises:
-        Problem: lint_path (exit 4), no_code_object (exit 5), for what would otherwise pass by holding nothing.
+        Problem: lint_path (exit 4), no_code_object (exit 5), for what would otherwise pass by holding nothing;
+            bundle_format, bundle_file (exit 2).
     """
     images: list[Image] = []
     for path in paths:

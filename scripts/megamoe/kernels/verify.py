@@ -94,6 +94,9 @@ def processes(timeout_s: float = TIMEOUT_S) -> Executor:
                 process.wait()
             for log in logs:
                 log.close()
+        if failed is None:
+            silent = next((r for r in range(ranks) if not (job / f"out-{r}.npz").is_file()), None)
+            failed = (silent, "ended without a result") if silent is not None else None
         if failed is not None:
             tail = (job / f"log-{failed[0]}").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:]
             raise Problem(
@@ -184,9 +187,11 @@ def command(
         Path | None, typer.Option("--golden", metavar="DIR", help="Golden vectors (default: the repository's).")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", help="EP ranks (default: all visible GPUs, at most 8).")
+        int | None, typer.Option("--ranks", min=1, help="EP ranks (default: all visible GPUs, at most 8).")
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds until a hang is called one.")] = TIMEOUT_S,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds until a hang is called one.")
+    ] = TIMEOUT_S,
     json_output: Annotated[
         bool, typer.Option("--json", help="One JSON envelope on stdout, complete to send in.")
     ] = False,

@@ -7,10 +7,12 @@ float64, which equals every golden vector bit for bit.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +63,7 @@ def golden_case(path: Path) -> Case:
             raw = {name: z[name] for name in RAW}
             expected = [z[f"out_bf16_r{r}"] for r in range(ranks)]
             return Case(f"golden {path.stem}", ranks, int(z["mtpr"]), limit, raw, [inputs], [0], [expected])
-    except (OSError, EOFError, KeyError, ValueError) as error:
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
         raise Problem(
             "golden_file",
             what=f"{path} is no golden vector: {error}",

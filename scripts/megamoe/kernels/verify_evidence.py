@@ -37,7 +37,8 @@ def judge_saved(body: Any, name: str, wanted: frozenset[str]) -> tuple[list[Find
 
     rerun = f"run `megamoe {COMMAND} --json` again, in the image and with the settings that will serve"
     if body.get("status") not in ("pass", "warn"):
-        first = next((str(f.get("what")) for f in body.get("findings", []) if isinstance(f, dict)), "")
+        said = body.get("findings")
+        first = next((str(f.get("what")) for f in said if isinstance(f, dict)), "") if isinstance(said, list) else ""
         against(
             "KERNELS_NOT_VERIFIED",
             f"its status is {body.get('status')!r}: {body.get('summary')}" + (f" ({first})" if first else ""),
@@ -63,6 +64,13 @@ def judge_saved(body: Any, name: str, wanted: frozenset[str]) -> tuple[list[Find
         )
     listed = data.get("cases")
     cases: list[Any] = listed if isinstance(listed, list) else []
+    if not cases:
+        against(
+            "KERNELS_NOT_VERIFIED",
+            f"its status is {body.get('status')!r}, and it lists no case that was run",
+            "nothing was compared, so nothing is known about this node's kernels",
+            rerun,
+        )
     short = {
         "ranks": data.get("ranks"),
         "gpu": data.get("gpu"),

@@ -59,9 +59,9 @@ def distance(got: Array, want: Array) -> Distance:
     apart = np.abs(_ordered(got) - _ordered(want))
     counts = [int((apart == n).sum()) for n in range(4)]
     a, b = _float(got), _float(want)
-    finite = np.isfinite(a)
-    error = np.where(finite, a - b, 0.0)
-    rel = float(np.linalg.norm(error) / max(float(np.linalg.norm(b)), 1e-30))
+    finite = np.isfinite(a) & np.isfinite(b)  # an answer that is not finite could be compared with nothing
+    error = np.subtract(a, b, where=finite, out=np.zeros_like(a))
+    rel = float(np.linalg.norm(error) / max(float(np.linalg.norm(np.where(finite, b, 0.0))), 1e-30))
     places = (counts[0], counts[1], counts[2], counts[3], int(apart.size - sum(counts)))
     return Distance(int(apart.size), places, rel, int(apart.max(initial=0)), int((~finite).sum()))
 
@@ -74,7 +74,20 @@ def judge_case(
     got, want: per distinct forward and rank. hashes: per run and rank, in the order of `order`.
     """
     findings = []
-    rows = [distance(g, w) for gs, ws in zip(got, want, strict=True) for g, w in zip(gs, ws, strict=True)]
+    rows = []
+    for n, (gs, ws) in enumerate(zip(got, want, strict=True)):
+        for r, (g, w) in enumerate(zip(gs, ws, strict=True)):
+            if g.shape != w.shape:
+                findings.append(
+                    Finding(
+                        "kernel_wrong",
+                        "error",
+                        f"{name}, input {n}, rank {r}: an output of {g.shape}, where {w.shape} is right",
+                        "the kernel wrote other rows than it was asked for; it is counted as an output of zeros",
+                        "do not serve; send this JSON in, with driver and firmware versions",
+                    )
+                )
+            rows.append(distance(g if g.shape == w.shape else np.zeros_like(w), w))
     places = [sum(r.places[n] for r in rows) for n in range(5)]
     worst = max(rows, key=lambda r: (r.non_finite, r.rel_l2))
     at = rows.index(worst)
