@@ -49,6 +49,8 @@ def test_a_log_of_this_kind_gets_its_class(tmp_path: Path, bug: dict[str, Any]) 
     assert found["class"] == bug["class"]
     assert found["exit"] == (0 if bug["class"] == "NONE" else 1)
     assert "line" not in bug or found["first"]["line"] == bug["line"]
+    assert "codes" not in bug or found["codes"] == bug["codes"]
+    assert "victims" not in bug or len(found["victims"]) == bug["victims"]  # one of each rank, however often it spoke
 
 
 BENIGN = [
