@@ -21,15 +21,25 @@ PLAIN = ("{t} [rank {r}] INFO scheduler: step {n} prefill 0 decode 31 tokens 819
          "{t} [rank {r}] DEBUG moe layer {r} tokens {n} experts local 48 dispatch 1.23 ms combine 0.98 ms\n")
 VICTIM = "{t} [rank {r}] watchdog: no progress for {n} s, dumping stacks\n"
 CAUSE = "{t} [rank {r}] RuntimeError: HIP error: out of memory. Tried to allocate {n} MiB\n"
-ROWS = ((VICTIM, 0.0), (VICTIM, 0.001), (VICTIM, 0.01), (VICTIM, 0.25), (VICTIM, 1.0), (CAUSE, 0.01), (CAUSE, 0.25))
+HEAD = "(Worker_TP{r} pid={n}) ERROR 12-01 {t} [core.py:708] "
+STACK = "".join(f"{HEAD}{line}\n" for line in (
+    "Traceback (most recent call last):",
+    *["  File \"/usr/local/lib/python3.12/dist-packages/vllm/v1/engine/core.py\", line {n}, in run_engine_core",
+      "    engine_core.run_busy_loop()"] * 8,
+    "ValueError: odd value {n}"))
+# What a hit is called, the hit, and the share of entries that are one.
+ROWS = (("name a victim", VICTIM, 0.0), ("name a victim", VICTIM, 0.001), ("name a victim", VICTIM, 0.01),
+        ("name a victim", VICTIM, 0.25), ("name a victim", VICTIM, 1.0), ("name a cause", CAUSE, 0.01),
+        ("name a cause", CAUSE, 0.25), ("are stacks of 18 lines", STACK, 0.01), ("are stacks of 18 lines", STACK, 1.0))
 
 
 def write_log(path: Path, megabytes: int, hit: str, hit_share: float) -> None:
     """A log of random ordinary lines; `hit_share` of them are `hit`, which holds words of the catalogue."""
     rng = random.Random(1)
-    block = "".join((hit if rng.random() < hit_share else rng.choice(PLAIN)).format(
-        t=f"10:{i // 60 % 60:02d}:{i % 60:02d}", r=rng.randrange(8), n=rng.randrange(99999)) for i in range(60000))
-    data = block.encode()
+    entries = 60000 if hit is not STACK else 4000  # some megabytes, which are repeated
+    data = "".join((hit if rng.random() < hit_share else rng.choice(PLAIN)).format(
+        t=f"10:{i // 60 % 60:02d}:{i % 60:02d}", r=rng.randrange(8), n=rng.randrange(99999))
+        for i in range(entries)).encode()
     with path.open("wb") as out:
         for _ in range(max(1, (megabytes << 20) // len(data))):
             out.write(data)
@@ -39,14 +49,14 @@ def main() -> None:
     megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 256
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {megabytes} MB per log")
     with tempfile.TemporaryDirectory() as directory:
-        for hit, share in ROWS:
+        for name, hit, share in ROWS:
             path = Path(directory) / "engine.log"
             write_log(path, megabytes, hit, share)
             begin = time.process_time()
             outcome = judge(scan([str(path)]), {})
             spent = time.process_time() - begin
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-            print(f"{share:7.1%} of lines name a {'cause' if hit is CAUSE else 'victim'}: "
+            print(f"{share:7.1%} of entries {name}: "
                   f"{path.stat().st_size / 1e6 / spent:7.1f} MB/s of CPU, "
                   f"peak {peak} MiB, class {outcome.data['class']}")
 

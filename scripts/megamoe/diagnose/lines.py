@@ -52,7 +52,7 @@ _CLIENT_KEYS = frozenset((
     "referer", "headers", "user", "_cmdline", "_exe", "_comm"))
 _TIME_KEYS = ("time", "timestamp", "ts", "asctime", "@timestamp", "__realtime_timestamp")
 _RANK_KEYS = ("rank", "dp_rank", "ep_rank", "tp_rank")
-_LOGFMT = re.compile(rb"^(?:time|ts|t|level|lvl)=")
+LOGFMT = re.compile(rb"^(?:time|ts|t|level|lvl)=")
 _PAIR = re.compile(r'([\w.@-]{1,60})=("(?:[^"\\]|\\.)*"|\S*)')
 NESTING = 3  # docker's record around a structured log around a stack
 
@@ -95,7 +95,7 @@ def unwrap(raw: bytes, depth: int = NESTING) -> list[bytes]:
     """
     if _FRAME.match(raw):
         raw = raw[8:]
-    if _LOGFMT.match(raw):
+    if LOGFMT.match(raw):
         pairs = _PAIR.findall(raw[:RAW_CAP].decode("utf-8", "replace"))
         record: Any = {k: _unquoted(v) for k, v in pairs}
         if not {"msg", "message", "err", "error"} & record.keys():
@@ -212,6 +212,14 @@ def parse(raw: bytes) -> Line:
     rest = text[end:].removeprefix("]").removeprefix(" ") if end else text
     prefix = _PREFIX.match(rest)
     return Line(text, rest[prefix.end():] if prefix else rest, time, clock, rank)
+
+
+def rank_place(raw: bytes) -> slice | None:
+    """Where the digits of a line's rank stand, in a line of plain ASCII; None when it is not one or names none."""
+    m = _RANK.search(raw[:200].decode("ascii")) if raw[:200].isascii() and b"\x1b" not in raw else None
+    if m is None or _JUNK.search(m.string):
+        return None
+    return next(slice(*m.span(i)) for i, found in enumerate(m.groups(), start=1) if found is not None)
 
 
 def rank_of_file(name: str) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megamoe.diagnose.catalogue import Rule, rules
-from megamoe.diagnose.lines import JSON_CAP, RAW_CAP, Line, parse, rank_of_file, unwrap
+from megamoe.diagnose.lines import JSON_CAP, LOGFMT, RAW_CAP, Line, parse, rank_of_file, rank_place, unwrap
 from megamoe.diagnose.prefilter import Prefilter, in_order
 from megamoe.diagnose.source import chunks
 
@@ -35,6 +35,10 @@ OVERLAP = 256  # bytes of the piece before, so that a needle on the border is wh
 _CONTROL = bytes({*range(32), 127} - {8, 9, 10, 12, 13, 27})
 CONTROL_SHARE = 0.05  # random or compressed bytes have a tenth
 LATE = 4096  # such later events per file
+_SHAPE = bytes.maketrans(b"0123456789", b"0" * 10)
+_OTHER_DIGITS = (str.maketrans("123456789", "0" * 9), str.maketrans("012345689", "7" * 9))
+SHAPE_MAX, SHAPES = 1024, 4096  # bytes of a line, and shapes of one file, that are remembered
+_WRAPPED = (b"{", b"\0", b"\1", b"\2")
 THIN_AFTER = 1000  # hits of one needle in one file, after which only the first and last of each chunk count
 
 
@@ -83,11 +87,17 @@ class _Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The needles and what follows from each. thin: needles of one rule whose repetition tells nothing new."""
+    """The needles and what follows from each.
+
+    thin: needles of one rule whose repetition tells nothing new. exact: needles of rules that look for a certain number
+    (an errno, a status), so that lines that differ in digits alone may differ in meaning.
+    """
 
     filter: Prefilter
     rules: dict[bytes, tuple[int, ...]]  # indexes into rules()
     thin: frozenset[bytes]
+    exact: frozenset[bytes]
+    faint: frozenset[bytes]  # of rules that say nothing of a line inside a stack
 
 
 @lru_cache(maxsize=1)
@@ -99,8 +109,33 @@ def words() -> _Words:
     triggers = [t.encode() for t in _TRACE_TRIGGER]
     thin = frozenset(n for n, found in by_needle.items() if len(found) == 1 and n not in triggers
                      and rules()[found[0]].kind in ("marker", "victim", "unknown", "risk", "warn", "benign"))
+    exact = frozenset(n for n, found in by_needle.items() if any(_tells_numbers(rules()[i]) for i in found))
+    faint = frozenset(n for n, found in by_needle.items() if n not in triggers and all(
+        rules()[i].kind == "unknown" for i in found))
     return _Words(Prefilter([n.decode() for n in [*by_needle, *triggers]]),
-                  {n: tuple(found) for n, found in by_needle.items()}, thin)
+                  {n: tuple(found) for n, found in by_needle.items()}, thin, exact, faint)
+
+
+def _tells_numbers(rule: Rule) -> bool:
+    """Whether a pattern holds a certain number: a digit that is no class, no count of repetitions and no zero."""
+    parts = rule.pattern.pattern + "|" + (rule.unless.pattern if rule.unless else "")
+    return bool(re.search(r"[1-9]", re.sub(r"\{[0-9,]+\}|\[[01]-9\]", "", parts)))
+
+
+def _within(line: Line) -> bool:
+    """Whether a line looks like the inside of a stack: indented, a file, or a marker under a source line."""
+    stripped = line.body.strip()
+    return line.body[:1] in (" ", "\t") or stripped[:1] in ("^", "~", "|", "+") or stripped.startswith(
+        ("File ", "[Previous line"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What became of a line; lines of the same shape (equal but for digits) have their rank at the same place."""
+
+    name: str  # of the class; "" for a line inside a stack
+    rank: slice | None
+    fixed: int | None  # the rank that the file's name gives
 
 
 class _FileScan:
@@ -116,6 +151,8 @@ class _FileScan:
         self.time: float | None = None
         self.clock = ""
         self.day = 0.0
+        self.seen: dict[bytes, _Seen] = {}
+        self.skipped = b""
 
     def thinned(self, places: dict[bytes, npt.NDArray[np.intp]]) -> list[tuple[int, bytes]]:
         """The hits in order, less those that repeat what is known: watchdogs and access lines fill gigabytes."""
@@ -129,12 +166,66 @@ class _FileScan:
 
     def line(self, raw: bytes, number: int, needles: set[bytes], above: bytes = b"") -> None:
         """One line of the file, which may carry several (a JSON record with a stack in it). above: the one before."""
+        inside = bool(self.traces)
+        plain = len(raw) <= SHAPE_MAX and (needles <= words().faint if inside else needles.isdisjoint(words().exact))
+        shape = raw.translate(_SHAPE) if plain else b""
+        if shape and (known := self.seen.get(shape)) is not None and (known.name == "") == inside and (
+                self.tells_nothing(known, raw)):
+            self.skipped = raw
+            return
+        self.catch_up()
+        if plain and raw[:1] not in _WRAPPED and not LOGFMT.match(raw):
+            line = parse(raw)
+            before = self.scan.counts.total()
+            name = self.one(line, number, needles, above)
+            events = self.scan.counts.total() - before
+            if len(self.seen) < SHAPES and (_within(line) and not events if inside else
+                                            name and events == 1 and not self.traces):
+                self.remember(shape, raw, line, "" if inside else name, needles)
+            return
         hidden = any(n.encode() in needles for n in _NUMBERS)
         for text in unwrap(raw):
             found = {needle for _, needle in words().filter.positions(text)} if hidden else needles
             self.one(parse(text), number, found, above)
 
-    def one(self, line: Line, number: int, needles: set[bytes], above: bytes) -> None:
+    def tells_nothing(self, seen: _Seen, raw: bytes) -> bool:
+        """True when enough events of this class and rank are kept: the first ones, and one since the last READY.
+
+        A line inside a stack tells nothing but that the stack goes on.
+        """
+        rank = seen.fixed if seen.rank is None else int(raw[seen.rank])
+        if not seen.name:
+            self.follow(rank, own=seen.rank is not None)
+            return True
+        key = f"{seen.name}/{rank}"
+        if self.kept[key] < KEEP_PER_CLASS or key not in self.late or self.late[key][0] is not self.ready:
+            return False
+        self.kept[key] += 1
+        self.scan.counts[seen.name] += 1
+        return True
+
+    def remember(self, shape: bytes, raw: bytes, line: Line, name: str, needles: set[bytes]) -> None:
+        """A plain line that gave one event by itself, so that another of its shape need not be read.
+
+        Patterns that tell zero from other numbers are tried with both: what they say must not depend on it.
+        """
+        found = rank_place(raw) if line.rank is not None else None
+        if line.rank is not None and (found is None or int(raw[found]) != line.rank):
+            return
+        known = words().rules
+        for index in {index for needle in needles for index in known.get(needle, ())}:
+            as_read = rules()[index].matches(line.text)
+            if any(rules()[index].matches(line.text.translate(other)) != as_read for other in _OTHER_DIGITS):
+                return
+        self.seen[shape] = _Seen(name, found, self.file_rank)
+
+    def catch_up(self) -> None:
+        """The time of lines that were passed over is the time of what comes next without a stamp."""
+        if self.skipped:
+            raw, self.skipped = self.skipped, b""
+            self.tick(parse(raw))
+
+    def tick(self, line: Line) -> None:
         if line.time is not None:
             time = line.time
             if line.clock == "day":  # past midnight the clock starts again
@@ -144,43 +235,48 @@ class _FileScan:
             self.time, self.clock = time, line.clock
             if self.scan.first_time is None:
                 self.scan.first_time, self.scan.first_clock = time, line.clock
+
+    def one(self, line: Line, number: int, needles: set[bytes], above: bytes) -> str:
+        """The class that this line was taken for; "" for none."""
+        self.tick(line)
         body, stripped = line.body, line.body.strip()
         if not stripped:
-            return
+            return ""
         if _TRACE.search(stripped):
             rank = self.rank(line)
             if rank is None and (found := _HEADER.search(above)):
                 rank = parse(found[0]).rank
             self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(rank, line, number, self.time)]
-            return
-        trace = self.ends_trace(line, body, stripped)
+            return ""
+        inside = bool(self.traces)
+        trace = self.ends_trace(line, stripped)
         known = words().rules
         candidates = sorted({index for needle in needles for index in known.get(needle, ())})
         rule = next((rules()[i] for i in candidates if rules()[i].matches(line.text)), None)
-        if rule is not None and rule.kind == "benign":
-            return
+        if rule is not None and (rule.kind == "benign" or (rule.kind == "unknown" and inside and _within(line))):
+            return ""
         rank = trace.rank if trace is not None and line.rank is None else self.rank(line)
         exception = trace is not None or _TERMINATE.match(stripped) or (
             _EXCEPTION.match(stripped) and body[:1] not in " \t")
         if rule is not None and not (exception and rule.kind == "unknown"):
             self.add(rule, line, number, rank)
-        elif exception:
+            return rule.id if rule.kind in ("cause", "victim") else ""
+        if exception:
             self.add(None, line, number, rank)
+            return "EXCEPTION" if trace is None else ""
+        return ""
 
     def rank(self, line: Line) -> int | None:
         return line.rank if line.rank is not None else self.file_rank
 
-    def ends_trace(self, line: Line, body: str, stripped: str) -> _Trace | None:
-        """The open stack that this line, an exception, ends."""
+    def follow(self, rank: int | None, *, own: bool) -> _Trace | None:
+        """The open stack that a line belongs to; every stack grows older by it. own: the line itself names the rank."""
         for old in self.traces:
             old.age -= 1
         if self.traces and self.traces[0].age <= 0:  # its rank is silent; the rest of the log is read at full speed
             self.cut.append(self.traces.pop(0))
-        if not self.traces:
-            return None
-        rank = self.rank(line)
         trace = next((t for t in reversed(self.traces) if t.rank == rank), None)
-        if trace is None and line.rank is None:  # stacks are often printed without the prefix of their first line
+        if trace is None and not own and self.traces:  # stacks are often printed without the prefix of their first line
             trace = self.traces[-1]
         if trace is None:
             return None
@@ -188,7 +284,12 @@ class _FileScan:
         if trace.left <= 0:
             self.traces.remove(trace)
             return None
-        if body[:1] in " \t" or stripped[0] in "^~|+" or stripped.startswith(("File ", "[Previous line")):
+        return trace
+
+    def ends_trace(self, line: Line, stripped: str) -> _Trace | None:
+        """The open stack that this line, an exception, ends."""
+        trace = self.follow(self.rank(line), own=line.rank is not None)
+        if trace is None or _within(line):
             return None
         if line.time is not None and not _EXCEPTION.match(stripped) and line.rank != trace.rank:
             return None
@@ -264,6 +365,7 @@ def _scan_chunk(state: _FileScan, chunk: bytes, base: int) -> None:
         if state.traces:  # inside a stack every line counts
             start = done
         elif index == len(hits):
+            state.catch_up()  # once a chunk, so that midnight is not passed over
             return
         else:
             start = max(chunk.rfind(b"\n", done, hits[index][0]), chunk.rfind(b"\r", done, hits[index][0])

@@ -132,3 +132,48 @@ def test_what_another_ranks_file_survived_is_known_though_the_server_answered_of
     assert judge(scan(paths), {}).data["class"] == "NONE"
     (tmp_path / "rank1.log").write_text(SURVIVED.replace("10:00:01 [rank 0]", "10:10:00"))
     assert judge(scan(paths), {}).data["class"] != "NONE"
+
+
+REPEATED = [
+    "{t} [rank {r}] RuntimeError: HIP error: out of memory. Tried to allocate {n} MiB",
+    "{t} [rank {r}] ValueError: odd {n}",
+    "{t} [rank {r}] watchdog: no progress for {n} s", "{t} [rank {r}] worker exit code: {n}",
+    "{t} amdgpu: {n} uncorrectable hardware errors detected", "{t} OSError: [Errno {n}] busy",
+    "{t} [rank {r}] Pointer 0x{n} is not in symmetric heap [0x{n}, 0x{n})", "ValueError: without a stamp {n}",
+    "{t} POST /v1/completions {s}", "{t} [rank {r}] torch.OutOfMemoryError: HIP out of memory {n}", "{t} INFO step {n}",
+    "{t} [rank {r}] Traceback (most recent call last):", "  File \"x.py\", line {n}, in f",
+    "{t} INFO Loading model weights",
+    '{{"time": "{t}", "rank": {r}, "msg": "KeyError: {n}"}}', "{t} GET /{n} HTTP error: {n} errors",
+]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(REPEATED), st.integers(0, 9), st.sampled_from([0, 7, 10, 98, 505, 12345]),
+                          st.sampled_from([200, 500])), min_size=20, max_size=120), st.sampled_from([200, 1 << 20]))
+@settings(max_examples=60, deadline=None)
+def test_lines_that_are_passed_over_change_no_verdict(
+        tmp_path_factory: object, picked: list[tuple[str, int, int, int]], size: int) -> None:
+    """Of a line that was seen often enough only the shape is looked at: the judge says the same as without that."""
+    import megamoe.diagnose.scan as scanning
+    import megamoe.diagnose.source as source
+
+    folder: Path = tmp_path_factory.mktemp("shape")  # type: ignore[attr-defined]
+    log = "\n".join(text.format(t=f"{(10 + i // 30) % 24:02}:{i % 60:02}:07", r=rank, n=n, s=status)
+                    for i, (text, rank, n, status) in enumerate(picked * 4))
+    (folder / "a.log").write_text(log)
+    old = scanning.KEEP_PER_CLASS, scanning.SHAPES, source.CHUNK
+    scanning.KEEP_PER_CLASS, source.CHUNK = 2, size
+    try:
+        fast = judge(scan([str(folder / "a.log")]), {})
+        scanning.SHAPES = 0
+        slow = judge(scan([str(folder / "a.log")]), {})
+    finally:
+        scanning.KEEP_PER_CLASS, scanning.SHAPES, source.CHUNK = old
+    assert (fast.data, fast.summary, fast.findings) == (slow.data, slow.summary, slow.findings)
+
+
+def test_a_repeated_cause_is_passed_over_and_still_counted(tmp_path: Path) -> None:
+    line = "10:00:01 [rank 1] RuntimeError: HIP error: out of memory. Tried to allocate 17 MiB\n"
+    (tmp_path / "a.log").write_text(line * 500 + line.replace("rank 1", "rank 6"))
+    state = scan([str(tmp_path / "a.log")])
+    assert state.counts["OOM"] == 501
+    assert {e.rank for e in state.events if e.rule and e.rule.id == "OOM"} == {1, 6}
