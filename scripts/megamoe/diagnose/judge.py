@@ -37,7 +37,8 @@ OTHERS = 3  # further faults that are named
 
 _QUIET = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\[W\d{3,4} |\[(?:info|warning|debug)\]|\bWarning:")
 _GRAVE = re.compile(r"\b(?:CRITICAL|FATAL)\b|\[critical\]|^panic: |^fatal: \[")
-_ASKED = re.compile(r"received (?:signal )?(?:SIGTERM|SIGINT|15\b|2\b)|SIGTERM received|KeyboardInterrupt", re.I)
+_ASKED = re.compile(r"received (?:signal )?(?:SIGTERM|SIGINT|15\b|2\b)|SIGTERM received|KeyboardInterrupt|"
+                    r"\bsignal=(?:15|2)\b", re.I)
 _ORDINARY_END = re.compile(r"CancelledError|SystemExit|EOFError|BrokenPipe|Connection(?:Reset|Aborted)|SIGTERM|"
                            r"exit ?(?:code|status)?[ :=]{0,2}(?:-15|-2|143|130)\b|cannot schedule new futures", re.I)
 _TIMEOUT = re.compile(r"\bTimeoutError\b")
@@ -132,7 +133,13 @@ class Judge:
         """Victims less those of a peer or client that went away while the server served on."""
         ends = [v for v in self.kind("victim") if v.rule and not v.rule.recovers]
         return [v for v in self.kind("victim") if v.rule and not (
-            v.rule.recovers and self.served_after(v) and not any(self.before(v, e) for e in ends))]
+            v.rule.recovers and (self.served_after(v) or self.mentioned(v))
+            and not any(self.before(v, e) for e in ends))]
+
+    def mentioned(self, event: Event) -> bool:
+        """True when a server that serves mentions it on a line that it calls no error."""
+        return bool(_QUIET.search(event.text[:160])) and any(r.file == event.file and self.before(r, event)
+                                                             for r in self.ready)
 
     def recovered(self, event: Event) -> bool:
         """True when the engine went on: ready after it, and no process was reported dead in between or later."""
@@ -153,7 +160,10 @@ class Judge:
 
     def counts_as_cause(self, event: Event) -> bool:
         if event.rule is None:
-            return not self.recovered(event) and not self.stopped(event)
+            # What a C++ watchdog throws after it has said why.
+            thrown = "terminate called" in event.text and any(v.file == event.file and self.before(v, event)
+                                                              for v in self.ends)
+            return not (thrown or self.recovered(event) or self.stopped(event))
         if event.rule.kind != "cause" or (event.file, event.line + 1) in self.ignored:
             return False
         if event.rule.request and any(r.file == event.file and self.before(r, event) for r in self.ready):
@@ -184,7 +194,8 @@ class Judge:
                       0 < first.line - f.line <= CACHE_FRAMES]
             if frames and re.search(r"\b(?:Name|Attribute|Type|Import|Key)Error\b", first.text):
                 return Verdict("STALE_COMPILE_CACHE", first)
-            others = [v for v in self.kind("victim") if self.before(first, v) and v.rank != first.rank]
+            others = [v for v in self.kind("victim") if v.rank != first.rank and (
+                self.before(first, v) or first.time is None)]  # without times the order is that of buffers
             return Verdict("RANK_DIED_FIRST" if others else "UNCAUGHT_EXCEPTION", first)
         return self.refined(first)
 
@@ -302,10 +313,15 @@ class Judge:
         """
         for event in self.kind("unknown"):
             served = any(r.file == event.file and self.before(r, event) for r in self.ready)
-            if not (self.served_after(event) or self.stopped(event) or (event.file, event.line + 1) in self.ignored
+            over = self.served_after(event) or self.went_on(event) or self.stopped(event)
+            if not (over or (event.file, event.line + 1) in self.ignored
                     or (served and not _GRAVE.search(event.text))):
                 return Verdict("UNKNOWN_FAULT", event)
         return None
+
+    def went_on(self, event: Event) -> bool:
+        """True when the same file shows the start going on after the event."""
+        return any(m.file == event.file and m.line > event.line for m in self.of("LOADING") + self.of("WARMUP"))
 
     def still_starting(self, event: Event) -> bool:
         """503 before the server was ever ready: it says itself that it is still starting (Hal0ai/hal0#1969)."""

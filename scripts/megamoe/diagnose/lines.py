@@ -33,17 +33,21 @@ _RANK = re.compile(
     r"|(?:DP|EP)[_ ]?(\d{1,3})(?![\d.A-Za-z])"
     r"|(?:worker|scheduler|gpu_?worker)[_ -]?(?:TP|DP|EP)?[_ -]?(\d{1,3})(?![\d.])|TP[_ ]?(\d{1,3})(?![\d.A-Za-z])"
     r"|R(\d{1,3})(?=[\]:|>]))", re.I)
+# What launchers and collectors put in front: srun -l, mpirun --tag-output, RFC 5424.
+_LABEL = re.compile(r"^ ?(\d{1,4}): |^\[\d{1,6},(\d{1,4})\]<std(?:out|err)>: ?")
+_RFC5424 = re.compile(r"^<\d{1,3}>1 \S+ \S+ \S+ \S+ \S+ (?:-|(?:\[[^\]]*\])+) ?")
 _FRAME = re.compile(rb"[\x00-\x02]\x00\x00\x00[\x00-\xff]{4}")
 _FILE_RANK = re.compile(r"(?:rank|dp|ep|worker)[_.-]?(\d{1,3})(?!\d)", re.I)
 _PREFIX = re.compile(
     r"^(?:\s*(?:\[[^\]]{0,80}\]:?|\([^)]{0,80}\)|\{[^{}]{0,300}\}|[<|]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|E|W|I)\b[:|>]?"
-    r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|std(?:out|err) [FP]\b|[\w.-]{1,40} +\|"
+    r"|(?:[\w.-]{1,60} )?[\w./-]{1,60}\[\d+\]:|std(?:out|err) [FP]\b|[\w.@-]{1,80} +\|"
     r"|(?:global|local|dp|ep|tp)?_?rank[ _:=-]?\d{1,4}[:|>\]]?|\|)\s?)+", re.I)
 
 
 # What a client sent is shown in some logs, and no word of it says anything about the server. Engines write it with
 # repr, so it stands behind one of these names and a quote or bracket (vLLM: prompt: '...', SGLang: text='...').
-_CLIENT = re.compile(r"""\b(?:prompts?|messages|text|content|input_text|generated_text)['"]?\s?[:=]\s?(?=b?['"\[{(])""")
+_CLIENT = re.compile(r"""\b(?:prompts?|messages|text|content|input_text|generated_text|question|query)"""
+                     r"""['"]?\s?[:=]\s?(?=b?['"\[{(])""")
 _ACCESS = re.compile(r"""(["'])(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) (\S{0,2000}) HTTP/[\d.]+\1 (\d{3})\b([^"']*)""")
 _OWN_PATH = re.compile(r"/(?:v1/(?:chat/)?completions|v1/models|health\w*|metrics)")
 _CLIENT_KEYS = frozenset((
@@ -51,7 +55,8 @@ _CLIENT_KEYS = frozenset((
     "response", "output", "generated_text", "request", "body", "path", "uri", "url", "user_agent", "useragent",
     "referer", "headers", "user", "_cmdline", "_exe", "_comm"))
 _TIME_KEYS = ("time", "timestamp", "ts", "asctime", "@timestamp", "__realtime_timestamp")
-_RANK_KEYS = ("rank", "dp_rank", "ep_rank", "tp_rank")
+_RANK_KEYS = ("rank", "_rank", "dp_rank", "ep_rank", "tp_rank")
+_NESTED = ("error", "err", "exception", "exc", "exc_info", "jsonpayload")
 LOGFMT = re.compile(rb"^(?:time|ts|t|level|lvl)=")
 _PAIR = re.compile(r'([\w.@-]{1,60})=("(?:[^"\\]|\\.)*"|\S*)')
 NESTING = 3  # docker's record around a structured log around a stack
@@ -126,14 +131,17 @@ def _texts(fields: dict[str, Any]) -> list[str]:
     """The texts of a record that its own program wrote, one level deep; journald gives bytes as a list of numbers."""
     out = []
     for key, value in fields.items():
-        if key in _CLIENT_KEYS or (key == "text" and "record" not in fields):
+        # OpenTelemetry's body is the message, any other one is a request's; loguru's text is its whole line.
+        message = (key == "body" and any(k.startswith("severity") for k in fields)) or (
+            key == "text" and "record" in fields)
+        if not message and (key in _CLIENT_KEYS or key == "text"):
             continue
         if isinstance(value, str):
             out.append(value)
         elif isinstance(value, list) and value and all(isinstance(v, int) and 0 <= v < 256 for v in value):
             out.append(bytes(value).decode("utf-8", "replace"))
-        elif isinstance(value, dict) and key in ("error", "err", "exception", "exc", "exc_info"):
-            out += [v for v in value.values() if isinstance(v, str)]
+        elif isinstance(value, dict) and (key in _NESTED or message):
+            out += [v for k, v in value.items() if isinstance(v, str) and str(k).lower() not in _CLIENT_KEYS]
     return out
 
 
@@ -209,7 +217,13 @@ def parse(raw: bytes) -> Line:
     rank_match = _RANK.search(text[:200])
     rank = next((int(g) for g in rank_match.groups() if g is not None), None) if rank_match else None
     text = without_client_words(text)
-    rest = text[end:].removeprefix("]").removeprefix(" ") if end else text
+    label = _LABEL.match(text)
+    if label and rank is None:
+        rank = int(label[1] or label[2])
+    front = max(end, label.end() if label else 0)
+    if text.startswith("<") and (syslog := _RFC5424.match(text)):
+        front = max(front, syslog.end())
+    rest = text[front:] if front > end else text[end:].removeprefix("]").removeprefix(" ") if end else text
     prefix = _PREFIX.match(rest)
     return Line(text, rest[prefix.end():] if prefix else rest, time, clock, rank)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,8 +21,9 @@ TRACE_LINES = 400  # longest stack that is followed
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b(?::.*)?$")
 _LINE_END = re.compile(rb"[\r\n]")
-# SGLang puts a sentence in front of it; an exception group a plus sign.
-_TRACE = re.compile(r"(?:^|: |^\+ Exception Group )Traceback \(most recent call last\)", re.I)
+# SGLang puts a sentence in front of it; an exception group a plus sign; a collector words that it repeats on each line.
+_TRACE = re.compile(r"(?:^|: |^\+ Exception Group |^(?P<lead>(?:[\w./@:|\u203a\u2502-]{1,80} ){1,4}))"
+                    r"Traceback \(most recent call last\)", re.I)
 _ANY_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::.*)?$")
 _NUMBERS = ('"message":[', '"message": [')  # journald writes a text with control characters as a list of its bytes
 _TRACE_TRIGGER = ("traceback (most", "error: ", "exception: ", "exception", "runtimeerror", "assertionerror",
@@ -81,6 +82,7 @@ class _Trace:
     line: Line
     number: int
     time: float | None
+    lead: str = ""  # what stands before each of its lines
     left: int = TRACE_LINES
     age: int = 10 * TRACE_LINES
 
@@ -242,13 +244,20 @@ class _FileScan:
         body, stripped = line.body, line.body.strip()
         if not stripped:
             return ""
-        if _TRACE.search(stripped):
+        if opened := _TRACE.search(stripped):
             rank = self.rank(line)
             if rank is None and (found := _HEADER.search(above)):
                 rank = parse(found[0]).rank
-            self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(rank, line, number, self.time)]
+            self.traces = [*[t for t in self.traces if t.rank != rank][-32:], _Trace(
+                rank, line, number, self.time, opened["lead"] or "")]
             return ""
         inside = bool(self.traces)
+        lead = next((t.lead for t in self.traces if t.lead and body.startswith(t.lead)), "")
+        if lead:
+            line = replace(line, body=body[len(lead):])
+            body, stripped = line.body, line.body.strip()
+            if not stripped:
+                return ""
         trace = self.ends_trace(line, stripped)
         known = words().rules
         candidates = sorted({index for needle in needles for index in known.get(needle, ())})
