@@ -27,6 +27,7 @@ or a GPU.
   `pointers` [[offset, buffer, addend], ...]: 8-byte words that hold the address of buffer + addend.
 * A step is one of
   {"host": [{"buffer", "offset", "file"}, ...]}: what the host writes between launches;
+  {"free": [{"buffer"}, ...]}: what it gives back, so that no later launch may touch it;
   {"launches": [{"rank", "name", "kernel", "code", "grid", "block", "dynamic_lds", "kernarg" (hex), "pointers"}, ...]}:
   launches that run together, one per rank at most, as they wait for each other (kernarg pointers as in buffers; block
   counts in work-items, grid in work-groups);

@@ -149,6 +149,8 @@ class Bundle:
                 owner = self._buffer(path, w["buffer"])
                 if w["offset"] + (self.folder / w["file"]).stat().st_size > owner["bytes"]:
                     raise _bad("bundle_reference", path, f"writes past the end of {w['buffer']}")
+            for f in step.get("free", []):
+                self._buffer(path, f["buffer"])
             for e in step.get("expect", []):
                 if e["name"] in results:
                     raise _bad("bundle_reference", path, f"expects {e['name']} twice")

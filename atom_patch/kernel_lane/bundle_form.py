@@ -59,7 +59,7 @@ INIT = Kind(
 )
 TOP = {"format": TEXT, "version": whole(1), "case": OBJECT, "ranks": whole(1, 64), "buffers": listed(OBJECT),
        "steps": listed(OBJECT)}  # fmt: skip
-STEPS = ("host", "launches", "expect")
+STEPS = ("host", "free", "launches", "expect")
 
 
 def _entries(ranks: int) -> dict[str, tuple[dict[str, Kind], dict[str, Kind]]]:
@@ -68,7 +68,7 @@ def _entries(ranks: int) -> dict[str, tuple[dict[str, Kind], dict[str, Kind]]]:
     place = {"buffer": TEXT, "offset": whole(0), "file": DATA}
     size = whole(1, (1 << 31) - 1)
     buffer = {"name": TEXT, "rank": rank, "bytes": whole(0), "init": INIT}
-    more = {"dtype": TEXT, "shape": listed(whole(0)), "align": whole(1), "heap": FLAG, "freed": FLAG, "readonly": FLAG,
+    more = {"dtype": TEXT, "shape": listed(whole(0)), "align": whole(1), "heap": FLAG, "readonly": FLAG,
             "pointers": listed(POINTER)}  # fmt: skip
     launch = {"rank": rank, "name": TEXT, "kernel": TEXT, "code": CODE, "grid": listed(size, 3),
               "block": listed(size, 3), "dynamic_lds": whole(0, 163840), "kernarg": HEX,
@@ -76,6 +76,7 @@ def _entries(ranks: int) -> dict[str, tuple[dict[str, Kind], dict[str, Kind]]]:
     return {
         "buffers": (buffer, more),
         "host": (place, {}),
+        "free": ({"buffer": TEXT}, {}),
         "launches": (launch, {}),
         "expect": (place | {"name": RESULT}, {"dtype": TEXT}),
     }

@@ -95,8 +95,7 @@ class Executor:
                 content[b["name"]],
                 b["rank"],
                 defined[b["name"]],
-                bool(b.get("freed")),
-                bool(b.get("readonly")),
+                readonly=bool(b.get("readonly")),
             )
             for b in self.bundle.buffers
         }
@@ -104,11 +103,18 @@ class Executor:
         for index, group in enumerate(self._groups(overlap)):
             starts: list[Start] = []
             writes: list[machine.Write] = []
+            freed_later: list[Buffer] = []
             for order, step in enumerate(group):
                 for w in step.get("host", []):
                     writes.append(
                         machine.Write(buffers[w["buffer"]], int(w["offset"]), self.bundle.bytes_of(w["file"]), order)
                     )
+                for f in step.get("free", []):
+                    # Where launches overlap, a rank that lags may still use what its host gives back behind the first.
+                    if starts:
+                        freed_later.append(buffers[f["buffer"]])
+                    else:
+                        buffers[f["buffer"]].freed = True
                 starts += [self._start(launch, content, order) for launch in step.get("launches", [])]
                 for e in step.get("expect", []):
                     self._keep(result, e, content)
@@ -121,6 +127,8 @@ class Executor:
                 starts, list(buffers.values()), replace(schedule, seed=schedule.seed + 1000 * index),
                 writes=writes, sync=sync, discover=discover,
             )  # fmt: skip
+            for buffer in freed_later:
+                buffer.freed = True
             result.steps.append(
                 StepRun(index, [s.name for s in starts], outcome, time.perf_counter() - began, time.thread_time() - cpu)
             )

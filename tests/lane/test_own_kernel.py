@@ -231,6 +231,7 @@ SPOILED = {
     "compute units in words": (lambda b, f: b["case"].update(cu="four"), "bundle_format"),
     "half a pointer": (lambda b, f: launch(b)["pointers"].append([0.5, "r0.x", 0]), "bundle_format"),
     "a result outside the folder": (lambda b, f: b["steps"][1]["expect"][0].update(name="../out"), "bundle_format"),
+    "a free of nobody's memory": (lambda b, f: b["steps"].append({"free": [{"buffer": "x"}]}), "bundle_reference"),
     "a result twice": (lambda b, f: b["steps"][1]["expect"].append(b["steps"][1]["expect"][0]), "bundle_reference"),
     "a file outside the folder": (lambda b, f: b["buffers"][0]["init"].update(file="data/../x.bin"), "bundle_format"),
     "one bit of a buffer": (lambda b, f: flip(f / b["buffers"][0]["init"]["file"]), "bundle_file"),
@@ -266,6 +267,18 @@ def test_what_no_memory_can_hold_is_refused_before_it_is_tried(tmp_path: Path, c
     with pytest.raises(Problem) as caught:
         own(folder, "order", None)
     assert caught.value.code == "lane_memory" and caught.value.exit_code == Exit.PRECONDITION
+
+
+@pytest.mark.parametrize(("at", "stop"), [(0, "fault in ours"), (1, "")], ids=["before the launch", "after it"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["steps", "overlap"])
+def test_memory_that_the_host_gives_back_may_not_be_touched_by_a_later_launch(
+    tmp_path: Path, at: int, stop: str, overlap: bool
+) -> None:
+    folder = own_bundle.write(tmp_path / "bundle")
+    spoil(folder, lambda b, f: b["steps"].insert(at, {"free": [{"buffer": "r1.x"}]}))
+    run = Executor(Bundle.read(folder)).run(overlap=overlap)
+    assert run.stop.startswith(stop) and bool(run.stop) == bool(stop)
+    assert {f.kind for f in run.findings} == ({"freed"} if stop else set())
 
 
 def test_kernel_arguments_of_another_length_are_refused(tmp_path: Path) -> None:

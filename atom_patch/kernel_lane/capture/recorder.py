@@ -41,6 +41,11 @@ class Tracked:
     def address(self) -> int:
         return int(self.data.ctypes.data)
 
+    @property
+    def given_back(self) -> bool:
+        """Whether the host code has let go of its last tensor here: only this record still holds the storage."""
+        return bool(torch._C._storage_Use_Count(self.keep._cdata) == 1)
+
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Sees every tensor that host code makes; those made by torch.empty are poisoned, as device memory is garbage."""
@@ -118,6 +123,7 @@ class Recorder:
             "grid": list(launch.grid),
                              "block": list(launch.block), "dynamic_lds": launch.dynamic_lds, "kernarg": kernarg.hex(),
                              "pointers": pointers})  # fmt: skip
+        self._given_back()
         self.steps.append({"launches": launches})
         buffers = [t.buffer for t in self.tracked.values() if t.buffer is not None]
         outcome = machine.run(starts, buffers, self.schedule)
@@ -154,6 +160,15 @@ class Recorder:
                 t.buffer.written[first:last] = 1
         if writes:
             self.steps.append({"host": writes})
+
+    def _given_back(self) -> None:
+        """What the host code has freed since the last launch: an allocator may give it to anybody from here on."""
+        freed = [t for t in self.tracked.values() if t.buffer is not None and not t.buffer.freed and t.given_back]
+        for t in freed:
+            assert t.buffer is not None
+            t.buffer.freed = True
+        if freed:
+            self.steps.append({"free": freed})
 
     def expect(self, name: str, t: torch.Tensor, content: bytes, dtype: str = "bfloat16") -> None:
         """Asks that the bytes of tensor `t` be `content` at this point."""
@@ -199,6 +214,10 @@ class Recorder:
                         for w in step["host"] if id(w["buffer"]) in keep]  # fmt: skip
                 if rows:
                     writer.steps.append({"host": rows})
+            elif "free" in step:
+                gone = [{"buffer": t.name} for t in step["free"] if id(t) in keep]
+                if gone:
+                    writer.steps.append({"free": gone})
             elif "expect" in step:
                 writer.steps.append({"expect": [{"name": e["name"], "buffer": e["buffer"].name, "offset": e["offset"],
                                                  "file": writer.data(e["content"]), "dtype": e["dtype"]}
