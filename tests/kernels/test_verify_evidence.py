@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ from megamoe.kernels.verify import not_run
 from megamoe.kernels.verify_evidence import judge_saved
 from megamoe.preflight.command import _outcome
 from megamoe.resources import resource
+from megamoe.smoke import run
+from megamoe.smoke.run import Ask
 from megamoe_atom import kernel_edits
 from megamoe_atom.problem import Exit, Problem
+from megamoe_atom.status import RankStatus, StatusWriter
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "validation"))
+from fake_server import FakeServer
 
 WANTED = kernel_edits.wanted()
 DATA: dict[str, Any] = {
@@ -62,6 +69,42 @@ def test_a_file_of_another_kind_is_no_evidence(body: Any) -> None:
     with pytest.raises(Problem) as caught:
         judge_saved(body, "v.json", WANTED)
     assert (caught.value.code, caught.value.exit_code) == ("kernels_evidence", Exit.NO_EVIDENCE)
+
+
+def rank_status(edits: frozenset[str]) -> RankStatus:
+    return RankStatus(rank=0, ep_size=1, geometry={}, mtpr=16, kernel_edits=sorted(edits))
+
+
+@pytest.mark.parametrize(
+    ("body", "edits", "state", "word"),
+    [
+        pytest.param(saved(), WANTED, "pass", "1 of 2 cases bit-equal on 8 ranks", id="of these kernels"),
+        pytest.param(saved(), frozenset(), "fail", "this launch asks for none", id="of kernels with other edits"),
+        pytest.param(saved() | {"status": "fail"}, WANTED, "fail", "its status is 'fail'", id="it failed"),
+        pytest.param({"command": "smoke"}, WANTED, "fail", "is no result of", id="another file"),
+        pytest.param(saved(), None, "not_run", "nobody knows which kernels", id="a server without evidence"),
+    ],
+)
+def test_smoke_judges_it_against_the_kernels_that_serve(
+    body: Any, edits: frozenset[str] | None, state: str, word: str
+) -> None:
+    evidence = [] if edits is None else [rank_status(edits)]
+    have, told, _ = run._kernels(body, "v.json", evidence)
+    assert have == state and word in told
+
+
+def test_smoke_shows_it_as_a_check_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read before the server is asked, judged with its evidence, and in the data that the report shows."""
+    monkeypatch.setattr(run, "EVIDENCE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(run, "CHECKS", ())
+    StatusWriter(tmp_path / "status", rank_status(WANTED))
+    (tmp_path / "v.json").write_text(json.dumps(saved()))
+    outcome = run.run_smoke(Ask(FakeServer().url, str(tmp_path / "status"), kernels=str(tmp_path / "v.json")))
+    assert {c["name"]: c["status"] for c in outcome.data["checks"]}["verified kernels"] == "pass"
+    assert outcome.data["kernels"]["ranks"] == 8
+    (tmp_path / "v.json").write_text("{")
+    with pytest.raises(Problem):
+        run.run_smoke(Ask("http://nowhere.invalid:1", kernels=str(tmp_path / "v.json")))
 
 
 def test_preflight_judges_it_when_it_is_given(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ def smoke(
         str | None, typer.Option(help="Container inspection (JSON; - reads standard input): its labels and digest.")
     ] = None,
     deploy: Annotated[str | None, typer.Option(help="Deploy file: its image and token limits.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(help="Result of `megamoe kernels verify --json` on this node: whether it is of these kernels."),
+    ] = None,
     image: Annotated[
         str | None, typer.Option(help="Image that was planned, by digest (default: the deploy file's).")
     ] = None,
@@ -56,6 +60,7 @@ def smoke(
                 timeout,
                 api_key_file,
                 image=image,
+                kernels=kernels,
                 selftest_off=inside and os.environ.get("MEGAMOE_SELFTEST") == "off",
             )
         )

@@ -17,6 +17,7 @@ from megamoe.smoke.ask import Check, Target, timed
 from megamoe.smoke.checks import CHECKS
 from megamoe.smoke.identity import comparable, judge_identity, read_inspection
 from megamoe.status.read import judge_evidence, read_status
+from megamoe.text_input import load_json
 
 DEFAULT_MAX_BATCHED = 8192  # the recipe's --max-num-batched-tokens
 EVIDENCE_PATIENCE_S = 4.0  # evidence files follow the counters within about a second
@@ -26,6 +27,7 @@ _FIXES = {
     "engine's log of the rank named",
     "labels and versions": "save `docker inspect CONTAINER` and pass it as --inspect; on a mismatch compare it with "
     "the plan (megamoe verify-deploy)",
+    "verified kernels": "run `megamoe kernels verify --json` on the node, in the image that serves",
     "known answer": "read the engine's log; fluent nonsense points at weight layout or scales",
     "streaming": "turn off buffering in the proxy",
     "token limit": "compare --max-model-len with the plan",
@@ -50,6 +52,7 @@ class Ask:
     timeout_s: float = 60.0
     key_file: str | None = None
     image: str | None = None  # as planned, by digest
+    kernels: str | None = None  # file with a saved `megamoe kernels verify`
     selftest_off: bool = False  # the server's own environment says so (smoke runs inside its container)
 
 
@@ -61,6 +64,7 @@ def run_smoke(ask: Ask) -> Outcome:
     """
     begun = time.monotonic()
     inspection = read_inspection(ask.inspect) if ask.inspect else None
+    verified = load_json(ask.kernels) if ask.kernels else None
     image, planned_batched, planned_len = _planned(ask.deploy)
     if ask.image is not None:
         image = comparable(ask.image, inspection)
@@ -75,6 +79,9 @@ def run_smoke(ask: Ask) -> Outcome:
     before, no_evidence = _evidence(ask) if watched else ([], None)
     labels, seen, facts = _identity(before, inspection, image)
     checks.append(Check("labels and versions", labels, seen))
+    if ask.kernels:
+        state, told_of, facts["kernels"] = _kernels(verified, ask.kernels, before)
+        checks.append(Check("verified kernels", state, told_of))
 
     def launches() -> int:
         return sum(e.launches for e in read_status(ask.status_dir, ask.status_command))
@@ -134,6 +141,21 @@ def _identity(
         return judge_identity(evidence, inspection, image, LOCK_PATH)
     except Problem as problem:  # a stack lock that cannot be read must not hide what the other checks see
         return "fail", problem.reasons[0].what, {}
+
+
+def _kernels(verified: Any, name: str, evidence: list[RankStatus]) -> tuple[str, str, dict[str, Any]]:
+    """Whether a saved `megamoe kernels verify` passed, on the kernels that this server's ranks loaded."""
+    if not evidence:
+        return "not_run", "without the server's evidence nobody knows which kernels it runs", {}
+    from megamoe.kernels.verify_evidence import judge_saved
+
+    try:
+        against, short = judge_saved(verified, name, frozenset(evidence[0].kernel_edits))
+    except Problem as problem:  # another file must not hide what the other checks see
+        return "fail", problem.reasons[0].what, {}
+    if against:
+        return "fail", "; ".join(f.what for f in against), short
+    return "pass", f"{short['bit_equal_cases']} of {short['cases']} cases bit-equal on {short['ranks']} ranks", short
 
 
 def _same_server(http: Any, started: float | None) -> tuple[str, str]:
@@ -201,6 +223,7 @@ def _standstill(before: list[RankStatus], after: list[RankStatus]) -> list[str]:
 _WHY = {
     "fused path": "without evidence the fused path is not called active",
     "labels and versions": "any image may answer on this port",
+    "verified kernels": "this node's GPUs have not been seen to compute what these kernels compute",
 }
 
 
