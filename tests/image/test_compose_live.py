@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -38,6 +39,9 @@ def served(engine: str, rehearsal: Path, compose: list[str], tmp_path: Path) -> 
     """The service as the compose file brings it up, on a free port; taken down again whatever happens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    status = tmp_path / "status"
+    status.mkdir()
+    os.chown(status, 10001, 10001)
     identity = subprocess.run(
         [engine, "image", "inspect", "--format", "{{.Id}}", IMAGE], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -52,7 +56,7 @@ def served(engine: str, rehearsal: Path, compose: list[str], tmp_path: Path) -> 
         },
         "container": {
             "name": NAME, "ipc": "private", "restart_policy": "no", "network_mode": "host", "user": "10001:10001",
-            "read_only": True, "tmpfs": ["/tmp:size=64m", "/run/megamoe/status:uid=10001"],
+            "read_only": True, "tmpfs": ["/tmp:size=64m"], "status_dir": str(status),
         },
     }  # fmt: skip
     outcome = outcome_of(parse_deploy(yaml.safe_dump(deploy)), {})

@@ -11,7 +11,7 @@ from typing import Any
 from megamoe.deploy.profiles import Profile
 from megamoe.deploy.schema import Deploy, Ulimit
 from megamoe.deploy.sizes import engine_bytes
-from megamoe.plan.effective import STATUS_DIR_IN_CONTAINER, env_of, flags_of
+from megamoe.plan.effective import CACHE_DIR_IN_CONTAINER, STATUS_DIR_IN_CONTAINER, env_of, flags_of
 
 LABEL = "io.megamoe."
 
@@ -99,7 +99,7 @@ def build(deploy: Deploy, profile: Profile, facts: dict[str, Any]) -> ContainerS
     volumes = [f"{deploy.model.path}:{deploy.model.path}:ro", f"{given.status_dir}:{STATUS_DIR_IN_CONTAINER}"]
     if given.cache_dir:
         # One directory per image: a compile cache of another image is stale code (ROCm/ATOM recipes/DeepSeek-V4.md).
-        volumes.append(f"{given.cache_dir}/{digest_of(deploy.image)[:16]}:/var/cache/megamoe")
+        volumes.append(f"{given.cache_dir}/{digest_of(deploy.image)[:16]}:{CACHE_DIR_IN_CONTAINER}")
     private = given.ipc in ("private", "shareable")
     spec = ContainerSpec(
         name=given.name,

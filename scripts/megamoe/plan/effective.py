@@ -11,6 +11,7 @@ from megamoe.deploy.sizes import mori_bytes
 
 KERNELS_PATH = "/opt/megamoe/flydsl"  # where the image keeps the FlyDSL checkout
 STATUS_DIR_IN_CONTAINER = "/run/megamoe/status"
+CACHE_DIR_IN_CONTAINER = "/var/cache/megamoe"
 # The switch of the pinned pull request. Source: ROCm/ATOM pull 1666.
 MEGA_ENV = {"ATOM_USE_FLYDSL": "1", "ATOM_USE_FLYDSL_FUSED": "1", "ATOM_FLYDSL_KERNELS_PATH": KERNELS_PATH}
 ENGINE_DEFAULT_MBT = 16384  # ROCm/ATOM atom/model_engine/arg_utils.py, as all defaults below

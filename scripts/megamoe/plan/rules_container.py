@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 
 from megamoe.deploy.sizes import GIB, engine_bytes, human
 from megamoe.plan.container import digest_of, host_groups
-from megamoe.plan.effective import STATUS_DIR_IN_CONTAINER
+from megamoe.plan.effective import CACHE_DIR_IN_CONTAINER, STATUS_DIR_IN_CONTAINER
 from megamoe.plan.rule import Context, Hit, key, refuse, warn
 
 _IMAGE = re.compile(
@@ -444,9 +445,63 @@ def _unfit(path: str) -> str:
     return ""
 
 
+def _own_mounts(c: Context) -> dict[str, str]:
+    """Where the plan itself mounts something: {path in the container: the field it comes from}."""
+    own = {c.deploy.model.path: "model.path", STATUS_DIR_IN_CONTAINER: "container.status_dir"}
+    if c.container.cache_dir:
+        own[CACHE_DIR_IN_CONTAINER] = "container.cache_dir"
+    return {posixpath.normpath(target): field for target, field in own.items()}
+
+
+def _twice(targets: dict[str, str], target: str, entry: str, field: str) -> Iterator[Hit]:
+    """Refuses a second mount at one place; else notes this one in `targets`."""
+    target = posixpath.normpath(target)
+    if target in targets:
+        yield refuse(
+            "volume_twice",
+            f"{field} has {entry!r}: {targets[target]} mounts {target} already",
+            "docker refuses two mounts at one place ('Duplicate mount point'), or one hides the other in silence",
+            "keep one of the two",
+            field,
+        )
+    targets.setdefault(target, f"{entry!r} in {field}")
+
+
+def _over_code(entry: str, field: str) -> Hit:
+    return refuse(
+        "volume_over_code",
+        f"{field} has {entry!r}",
+        "it lays other code over the image's: the digest no longer says what runs, and Python of one version "
+        "over native code of another has answered wrongly with all kernel tests green",
+        "build an image with the change and pin its digest",
+        field,
+    )
+
+
+def tmpfs(c: Context) -> Iterator[Hit]:
+    targets = _own_mounts(c)
+    for volume in c.container.volumes:
+        _, _, target = volume.partition(":")
+        targets.setdefault(posixpath.normpath(target.partition(":")[0]), f"{volume!r} in container.volumes")
+    for entry in c.container.tmpfs:
+        target = entry.partition(":")[0]
+        if not target.startswith("/") or ".." in target.split("/") or not target.strip("/"):
+            yield refuse(
+                "tmpfs_malformed",
+                f"container.tmpfs has {entry!r}",
+                "not PATH[:OPTIONS] with an absolute path below / in the container",
+                "write such as /tmp:size=64m",
+                "container.tmpfs",
+            )
+            continue
+        yield from _twice(targets, target, entry, "container.tmpfs")
+        if _CODE.search(target):
+            yield _over_code(entry, "container.tmpfs")
+
+
 def volumes(c: Context) -> Iterator[Hit]:
     digest = digest_of(c.deploy.image)
-    targets: dict[str, str] = {c.deploy.model.path: "model.path", STATUS_DIR_IN_CONTAINER: "container.status_dir"}
+    targets = _own_mounts(c)
     for volume in c.container.volumes:
         parts = volume.split(":")
         if len(parts) not in (2, 3) or not all(parts):
@@ -475,15 +530,7 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "write an absolute container path",
                 "container.volumes",
             )
-        if target in targets:
-            yield refuse(
-                "volume_twice",
-                f"{volume!r} mounts {target}, which {targets[target]} mounts already",
-                "the engine refuses two mounts at one place",
-                "remove it",
-                "container.volumes",
-            )
-        targets[target] = repr(volume)
+        yield from _twice(targets, target, volume, "container.volumes")
         if _CACHE.search(target) and (not digest or digest[:12] not in source):
             yield refuse(
                 "cache_not_keyed",
@@ -510,14 +557,7 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "container.volumes",
             )
         if _CODE.search(target):
-            yield refuse(
-                "volume_over_code",
-                f"container.volumes has {volume!r}",
-                "it lays other code over the image's: the digest no longer says what runs, and Python of one version "
-                "over native code of another has answered wrongly with all kernel tests green",
-                "build an image with the change and pin its digest",
-                "container.volumes",
-            )
+            yield _over_code(volume, "container.volumes")
     for name, path in (
         ("container.status_dir", c.container.status_dir),
         ("container.cache_dir", c.container.cache_dir),
@@ -602,4 +642,4 @@ def health(c: Context) -> Iterator[Hit]:
         )
 
 
-RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, network, health)
+RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, tmpfs, network, health)

@@ -87,6 +87,14 @@ REFUSED = [
     ({"container__volumes": ["/p/x.py:/usr/lib/python3.12/dist-packages/aiter/x.py:ro"]}, "volume_over_code"),
     ({"container__volumes": ["/c:/root/.triton/cache"]}, "cache_not_keyed"),
     ({"container__volumes": ["/:/host"]}, "host_root_mounted"),
+    ({"container__volumes": ["/srv/a:/data", "/srv/b:/data/"]}, "volume_twice"),
+    ({"container__volumes": ["/srv/c:/var/cache/megamoe"], "container__cache_dir": "/srv/own"}, "volume_twice"),
+    ({"container__tmpfs": ["/run/megamoe/status:uid=10001"]}, "volume_twice"),
+    ({"container__tmpfs": ["/data/"], "container__volumes": ["/srv/a:/data"]}, "volume_twice"),
+    ({"container__tmpfs": ["/tmp:size=1g", "/tmp"]}, "volume_twice"),
+    ({"container__tmpfs": ["tmp"]}, "tmpfs_malformed"),
+    ({"container__tmpfs": ["/:size=1g"]}, "tmpfs_malformed"),
+    ({"container__tmpfs": ["/app/ATOM"]}, "volume_over_code"),
     (
         {"container__engine": "podman", "container__ipc": "container:x", "container__shm_size": "1g"},
         "podman_ipc_host_shm_size",
@@ -147,6 +155,7 @@ ACCEPTED = [
     },
     {"container__volumes": ["/srv/prompts:/data/prompts:ro", "/c/" + "1" * 64 + ":/root/.triton/cache"]},
     {"container__ipc": "private", "container__tmpfs": ["/dev/shm:size=64g"]},
+    {"container__tmpfs": ["/tmp:size=64m", "/run"], "container__volumes": ["/srv/prompts:/tmp/prompts:ro"]},
     {"args__moe_backend": "standard", "args__max_num_batched_tokens": 16384},
 ]
 
@@ -228,6 +237,8 @@ def test_the_run_line_is_shell_quoted_and_the_compose_file_says_the_same() -> No
             "user_not_numeric",
             "cache_not_keyed",
             "volume_over_code",
+            "volume_twice",
+            "tmpfs_malformed",
             "host_root_mounted",
         }
     ],
