@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def diagnose(
-    logs: Annotated[list[str], typer.Argument(help="log files (plain, gzip or xz), or - for standard input")],
+    logs: Annotated[list[str], typer.Argument(help="log files (plain, gzip, bzip2 or xz), or - for standard input")],
     facts: Annotated[str, typer.Option("--facts", help="facts around the logs (JSON)")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="print the result envelope")] = False,
 ) -> None:
