@@ -118,6 +118,8 @@ class Bundle:
             raise _bad("bundle_missing", folder, "holds no bundle.json", "name the folder that `kernels capture` wrote")
         try:
             body = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise _bad("bundle_file", path, f"cannot be read: {error.strerror}", "make it readable") from error
         except (ValueError, RecursionError) as error:
             raise _bad("bundle_format", path, f"is no JSON ({error})") from error
         if not isinstance(body, dict):
@@ -190,8 +192,12 @@ class Bundle:
             file = self.folder / name
             if not file.is_file():
                 raise _bad("bundle_file", file, "is missing", "copy the whole folder, or capture it again")
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                raise _bad("bundle_file", file, f"cannot be read: {error.strerror}", "make it readable") from error
             hashed = re.fullmatch(r"\w+/([0-9a-f]{32}|[0-9a-f]{64})\.\w+", name)
-            if hashed and not hashlib.sha256(file.read_bytes()).hexdigest().startswith(hashed[1]):
+            if hashed and not hashlib.sha256(content).hexdigest().startswith(hashed[1]):
                 what = "has another content than its name, a sha256, tells"
                 raise _bad("bundle_file", file, what, "copy the whole folder again, or capture it again")
 

@@ -170,7 +170,7 @@ def read(data: bytes, *, name: str = "code object") -> CodeObject:
         KeyError,
         TypeError,
         AttributeError,
-        StopIteration,
+        OverflowError,
         RecursionError,
     ) as error:
         raise _bad(
@@ -305,9 +305,11 @@ def _kernel(
             "build it again",
         )
     at, _ = symbols[m[".symbol"]]
-    home = next(
-        s for s in sections if s["address"] <= at < s["address"] + s["size"] and s["type"] != 0 and s["address"]
-    )
+    held = (s for s in sections if s["address"] <= at < s["address"] + s["size"] and s["type"] != 0 and s["address"])
+    home = next(held, None)
+    if home is None:
+        what = f"{name}: no section holds {m['.symbol']} at {at:#x}"
+        raise _bad("metadata", what, "nothing tells how to start the kernel", "build it again")
     descriptor = data[home["offset"] + at - home["address"] :][:64]
     lds, scratch, kernarg_size, _, entry_offset = struct.unpack_from("<IIIIq", descriptor, 0)
     rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", descriptor, 44)

@@ -309,6 +309,17 @@ def test_nothing_to_look_at_is_no_pass(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.exit_code) == ("lint_path", Exit.PRECONDITION)
 
 
+def test_a_file_that_cannot_be_read_is_no_pass(tmp_path: Path) -> None:
+    """A link to nothing was passed over, with the rest of its folder called whole."""
+    (tmp_path / "a.hsaco").write_bytes(code_object("s_endpgm"))
+    for target in (tmp_path / "nowhere", Path("/proc/self/mem")):
+        (tmp_path / "b.hsaco").unlink(missing_ok=True)
+        (tmp_path / "b.hsaco").symlink_to(target)
+        with pytest.raises(Problem, match=r"b\.hsaco cannot be read") as caught:
+            lint.collect([tmp_path])
+        assert (caught.value.code, caught.value.exit_code) == ("lint_path", Exit.PRECONDITION)
+
+
 def test_a_cache_entry_without_a_readable_kernel_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "a.hsaco").write_bytes(code_object("s_endpgm"))
     (tmp_path / "b.pkl").write_bytes(b"\x80\x04 another form")

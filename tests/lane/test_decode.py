@@ -116,6 +116,26 @@ def test_a_truncated_code_object_is_refused(share: float) -> None:
     assert caught.value.code in ("elf_truncated", "not_elf", "metadata")
 
 
+@pytest.mark.parametrize(("at", "value", "code"), [(40, 1 << 63, "elf_truncated"), (40, 1 << 40, "elf_truncated")],
+                         ids=["beyond what a file can hold", "beyond the file"])  # fmt: skip
+def test_a_section_table_that_is_nowhere_is_refused(at: int, value: int, code: str) -> None:
+    data = bytearray(code_object(Parts(CODE)))
+    struct.pack_into("<Q", data, at, value)
+    with pytest.raises(Problem) as caught:
+        elf.read(bytes(data))
+    assert caught.value.code == code
+
+
+def test_a_descriptor_that_no_section_holds_is_refused() -> None:
+    """Found by spoiling bytes at random: it ended in a traceback, as StopIteration does in a generator."""
+    data = code_object(Parts(CODE))
+    where = struct.pack("<QQ", 0x800, 64)  # the value and size of the symbol ours.kd
+    assert data.count(where) == 1
+    with pytest.raises(Problem) as caught:
+        elf.read(data.replace(where, struct.pack("<QQ", 0x7FFFFF, 64)))
+    assert caught.value.code == "metadata" and "no section holds" in str(caught.value)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_code_object_with_flipped_bytes_is_read_or_refused(seed: int) -> None:
     import numpy as np

@@ -205,6 +205,11 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+def unreadable(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # also root's reads of it fail
+
+
 SPOILED = {
     "a buffer's file is missing": (lambda b, f: (f / b["buffers"][0]["init"]["file"]).unlink(), "bundle_file"),
     "a buffer's file is short": (lambda b, f: (f / b["buffers"][0]["init"]["file"]).write_bytes(b"x"), "bundle_file"),
@@ -234,6 +239,7 @@ SPOILED = {
     "a free of nobody's memory": (lambda b, f: b["steps"].append({"free": [{"buffer": "x"}]}), "bundle_reference"),
     "a result twice": (lambda b, f: b["steps"][1]["expect"].append(b["steps"][1]["expect"][0]), "bundle_reference"),
     "a file outside the folder": (lambda b, f: b["buffers"][0]["init"].update(file="data/../x.bin"), "bundle_format"),
+    "a buffer that cannot be read": (lambda b, f: unreadable(f / b["buffers"][0]["init"]["file"]), "bundle_file"),
     "one bit of a buffer": (lambda b, f: flip(f / b["buffers"][0]["init"]["file"]), "bundle_file"),
     "one bit of the code": (lambda b, f: flip(f / launch(b)["code"]), "bundle_file"),
     "a pointer outside": (lambda b, f: b["steps"][0]["launches"][0]["pointers"].append([4096, "r0.x", 0]),

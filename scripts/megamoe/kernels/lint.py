@@ -110,13 +110,7 @@ def collect(paths: Iterable[Path]) -> list[Image]:
     images: list[Image] = []
     for path in paths:
         if not path.exists():
-            raise Problem(
-                "lint_path",
-                what=f"{path} does not exist",
-                why="a kernel that was not read is not a kernel that passed",
-                fix="pass code objects (.hsaco), bundles, or a folder that holds them, such as FlyDSL's cache",
-                exit_code=Exit.PRECONDITION,
-            )
+            raise _unread(path, "does not exist")
         found: list[Image] = []
         if path.is_file():
             found = _of_file(path)
@@ -124,7 +118,7 @@ def collect(paths: Iterable[Path]) -> list[Image]:
             bundles = sorted(p.parent for p in path.rglob("bundle.json"))
             for bundle in bundles:
                 found += _of_bundle(bundle)
-            for file in sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file()):
+            for file in sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and (p.is_file() or p.is_symlink())):
                 if not any(file.is_relative_to(b) for b in bundles):
                     found += _of_file(file)
         if not found:
@@ -134,6 +128,16 @@ def collect(paths: Iterable[Path]) -> list[Image]:
     for image in images:
         unique.setdefault(hashlib.sha256(image.data).hexdigest(), image)
     return list(unique.values())
+
+
+def _unread(path: Path, what: str) -> Problem:
+    return Problem(
+        "lint_path",
+        what=f"{path} {what}",
+        why="a kernel that was not read is not a kernel that passed",
+        fix="pass code objects (.hsaco), bundles, or a folder that holds them, such as FlyDSL's cache",
+        exit_code=Exit.PRECONDITION,
+    )
 
 
 def _nothing_in(path: Path) -> Problem:
@@ -147,7 +151,10 @@ def _nothing_in(path: Path) -> Problem:
 
 
 def _of_file(path: Path) -> list[Image]:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _unread(path, f"cannot be read: {error.strerror}") from error
     if path.suffix in (".hsaco", ".co"):
         return [Image(str(path), data)]
     objects = code_objects_in(data)
