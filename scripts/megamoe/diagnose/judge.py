@@ -42,7 +42,8 @@ _ASKED = re.compile(r"received (?:signal )?(?:SIGTERM|SIGINT|15\b|2\b)|SIGTERM r
 _ORDINARY_END = re.compile(r"CancelledError|SystemExit|EOFError|BrokenPipe|Connection(?:Reset|Aborted)|SIGTERM|"
                            r"exit ?(?:code|status)?[ :=]{0,2}(?:-15|-2|143|130)\b|cannot schedule new futures", re.I)
 _TIMEOUT = re.compile(r"\bTimeoutError\b")
-_EXCEPTION_TAIL = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Failure)\b.*$")
+_EXCEPTION_TAIL = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Fault|"
+                             r"Failure)\b.*$")
 _DIED_RANK = re.compile(r"\(rank[ _]?(\d{1,4})\)|\brank[ _]?(\d{1,4}) (?:died|crashed|has died|is dead)", re.I)
 _STATUS = re.compile(r"\b(5\d\d)\b(?!.*\b5\d\d\b)")
 _CHOICE = re.compile(r"(?:instance|capacity|bucket|mtpr)\S{0,3}[ =:]+(\d+)", re.I)
