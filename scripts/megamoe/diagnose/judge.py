@@ -41,6 +41,7 @@ _ASKED = re.compile(r"received (?:signal )?(?:SIGTERM|SIGINT|15\b|2\b)|SIGTERM r
                     r"\bsignal=(?:15|2)\b", re.I)
 _ORDINARY_END = re.compile(r"CancelledError|SystemExit|EOFError|BrokenPipe|Connection(?:Reset|Aborted)|SIGTERM|"
                            r"exit ?(?:code|status)?[ :=]{0,2}(?:-15|-2|143|130)\b|cannot schedule new futures", re.I)
+_ANSWER = re.compile(r"/(?:v1/|generate)")
 _TIMEOUT = re.compile(r"\bTimeoutError\b")
 _EXCEPTION_TAIL = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Fault|"
                              r"Failure)\b.*$")
@@ -299,9 +300,9 @@ class Judge:
             return self.first_victim(victims)
         failing = [e for e in self.of("REQUESTS_FAILING") if not self.still_starting(e)]
         if failing:
-            ok = sum(1 for e in self.ready if "completions" in e.text)
+            ok = sum(1 for e in self.ready if _ANSWER.search(e.text))
             last_ok = self.scan.last.get("READY")
-            still = last_ok is None or "completions" not in last_ok.text or last_ok.line < self.scan.last[
+            still = last_ok is None or not _ANSWER.search(last_ok.text) or last_ok.line < self.scan.last[
                 "REQUESTS_FAILING"].line
             if still and (len(failing) > 1 or not ok):
                 return Verdict("REQUESTS_FAILING", failing[0])

@@ -49,7 +49,7 @@ _PREFIX = re.compile(
 _CLIENT = re.compile(r"""\b(?:prompts?|messages|text|content|input_text|generated_text|question|query)"""
                      r"""['"]?\s?[:=]\s?(?=b?['"\[{(])""")
 _ACCESS = re.compile(r"""(["'])(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) (\S{0,2000}) HTTP/[\d.]+\1 (\d{3})\b([^"']*)""")
-_OWN_PATH = re.compile(r"/(?:v1/(?:chat/)?completions|v1/models|health\w*|metrics)")
+_OWN_PATH = re.compile(r"/(?:v1/(?:(?:chat/)?completions|messages|responses|models)|generate\b|health\w*|metrics)")
 _CLIENT_KEYS = frozenset((
     "prompt", "prompts", "messages", "content", "input", "inputs", "input_text", "query", "question", "completion",
     "response", "output", "generated_text", "request", "body", "path", "uri", "url", "user_agent", "useragent",
@@ -221,6 +221,9 @@ def parse(raw: bytes) -> Line:
     if label and rank is None:
         rank = int(label[1] or label[2])
     front = max(end, label.end() if label else 0)
+    opening = text.rfind("[", 0, end)  # "[2026-12-01 10:00:00 DP1 TP3] text"
+    if opening >= 0 and "]" not in text[opening:end] and (close := text.find("]", end, end + 60)) >= 0:
+        front = max(front, close + 1 + text.startswith(" ", close + 1))
     if text.startswith("<") and (syslog := _RFC5424.match(text)):
         front = max(front, syslog.end())
     rest = text[front:] if front > end else text[end:].removeprefix("]").removeprefix(" ") if end else text
