@@ -69,12 +69,26 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
+class _Again:
+    """A stream from its first bytes on, which were read to see what it is; a pipe cannot be wound back."""
+
+    def __init__(self, start: bytes, stream: IO[bytes]) -> None:
+        self.start, self.stream = start, stream
+
+    def read(self, size: int = -1) -> bytes:
+        if not self.start:
+            return self.stream.read(size)
+        head = self.start if size < 0 else self.start[:size]
+        self.start = self.start[len(head):]
+        return head if 0 <= size <= len(head) else head + self.stream.read(size - len(head) if size > 0 else -1)
+
+
 # What this Python cannot unpack: first bytes, name, and the command that does.
 _PACKED = ((b"\x28\xb5\x2f\xfd", "Zstandard", "zstd -dc"), (b"PK\x03\x04", "zip", "unzip -p"),
            (b"7z\xbc\xaf\x27\x1c", "7-Zip", "7z x -so"), (b"\x04\x22\x4d\x18", "LZ4", "lz4 -dc"))
 
 
-def _unpacker(magic: bytes) -> Callable[[IO[bytes]], Any] | None:
+def _unpacker(magic: bytes) -> Callable[[Any], Any] | None:
     if magic.startswith(b"\x1f\x8b"):
         return lambda raw: gzip.GzipFile(fileobj=raw)
     if magic.startswith(b"BZh"):
@@ -128,15 +142,8 @@ def chunks(path: str, cut: list[str] | None = None) -> Iterator[bytes]:
                               why="this Python has no unpacker for it, so no line of it can be read",
                               fix=f"`{command} FILE | megamoe diagnose -`")
         unpack = _unpacker(magic)
-        if unpack is not None:
-            if not raw.seekable():
-                raise Problem("input_compressed_stream", what="compressed data on standard input",
-                              why="it must be read twice", fix="give the file, or pipe through zcat, bzcat or xzcat")
-            raw.seek(0)
-            stream: Any = unpack(raw)  # closing `raw` closes it
-            rest = b""
-        else:
-            stream, rest = raw, magic
+        stream: Any = unpack(_Again(magic, raw)) if unpack is not None else raw  # closing `raw` closes it
+        rest = b"" if unpack is not None else magic
         some = False
         blocks = _as_utf8(_with_start(rest, _blocks(raw.read if stream is raw else stream.read1)))
         rest = b""

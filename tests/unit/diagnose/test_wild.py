@@ -6,7 +6,10 @@ import bz2
 import gzip
 import json
 import lzma
+import subprocess
+import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,15 @@ def test_whatever_packed_or_wrote_a_log_it_is_read(tmp_path: Path, name: str, co
     found = run(tmp_path, {name: content}).data
     assert (found["class"], found["first_cause"]["rank"]) == ("RANK_DIED_FIRST", 5)
     assert "ZeroDivisionError" in found["first_cause"]["quote"]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, bytes])
+def test_a_packed_log_may_come_through_a_pipe(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(b"10:00:00 step\n" * 200_000 + STACK.encode())
+    done = subprocess.run([sys.executable, "-m", "megamoe", "diagnose", "-", "--json"], input=packed,
+                          capture_output=True, timeout=300)
+    found = json.loads(done.stdout)["data"]
+    assert (done.returncode, found["class"], found["first_cause"]["line"]) == (1, "RANK_DIED_FIRST", 200_002)
 
 
 @pytest.mark.parametrize(("magic", "said"), [(b"\x28\xb5\x2f\xfd", "zstd -dc"), (b"PK\x03\x04", "unzip -p")])
