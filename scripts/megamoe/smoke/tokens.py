@@ -53,7 +53,7 @@ def token_buckets(target: Target) -> tuple[str, str]:
     wanted = [size for size in buckets_up_to(target.max_batched) if extra < size <= room]
     for size in wanted:
         count = size - extra
-        for attempt in range(4):  # words of two tokens are corrected by the server's own count, and drawn anew
+        for attempt in range(9):  # words of two tokens are corrected by the server's own count, and drawn anew
             response = complete(target, words(target, count, f"bucket {attempt}"), 2)
             if response.status_code == 400 and target.max_model_len is None and hit:
                 return "warn", (
@@ -66,7 +66,7 @@ def token_buckets(target: Target) -> tuple[str, str]:
                 return "fail", f"at {seen} prompt tokens: {bad}"
             if seen == size or (attempt > 1 and size // 2 < seen < size):
                 break
-            aim = size if attempt < 1 else size * 7 // 8
+            aim = size if attempt < 1 else max(size * 7 // 8, size // 2 + 1)  # of 2, seven eighths would be 1 for good
             count = max(1, round(count * aim / seen))
         cached += _cached(response)
         if seen == size:
