@@ -462,7 +462,8 @@ def _nothing(work: Judge, data: dict[str, Any]) -> Outcome:
         named = ", ".join(display_name(name) for name in work.scan.not_text[:3])
         return Outcome("invalid", Exit.NO_EVIDENCE, f"{named}: not text, so nothing can be said", [
             Finding("LOG_NOT_TEXT", "error", f"{named} is full of control characters", "no word of an engine could be "
-                    "found in it, whatever happened", "give the log as text in UTF-8 or UTF-16, or packed as .gz, .bz2 or .xz")], data)
+                    "found in it, whatever happened",
+                    "give the log as text in UTF-8 or UTF-16, or packed as .gz, .bz2 or .xz")], data)
     findings = _cut(work.scan)
     for event in [*work.kind("warn"), *(v for v in work.kind("victim") if v not in work.ends)]:
         assert event.rule is not None
