@@ -91,7 +91,7 @@ def test_words_of_two_tokens_are_corrected_by_the_servers_own_count() -> None:
 
 
 def test_a_first_word_of_two_tokens_leaves_no_bucket_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Corrected down to one word, the bucket of two tokens once stayed there: one smoke in forty warned for no reason."""
+    """Corrected down to one word, the bucket of two tokens stayed there: one smoke in forty warned for no reason."""
     monkeypatch.setattr(
         tokens, "words", lambda _t, count, kind: (" people" if kind == "bucket 0" else " time") + " time" * (count - 1)
     )
