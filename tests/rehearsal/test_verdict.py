@@ -92,6 +92,10 @@ def test_reports_of_the_nodes_become_verdicts(tmp_path: Path) -> None:
     data = judge_run(SETTINGS, PlayResult(0, HOSTS), BOTH, [], tmp_path).data
     assert look_at(SETTINGS, tmp_path)["report node1"].endswith("node1/report.html")
     assert data["verdicts"] == [{"host": "node1", "check": "gate", "status": "fail", "said": "FAIL"}]
+    for when in ("before", "after"):
+        (report.parent / f"status-{when}.json").write_text(GATE.replace('"gate"', '"status"'))
+    again = judge_run(SETTINGS, PlayResult(0, HOSTS), BOTH, [], tmp_path).data["verdicts"]
+    assert [v["check"] for v in again] == ["gate", "status-after", "status-before"]
 
 
 def test_events_become_plays_with_seconds_and_a_torn_last_line_is_left_out() -> None:

@@ -69,7 +69,11 @@ def judge(
         return _invalid(faults, notes, data)
 
     right = round(score * n)
-    verdicts = [_judge_floor(policy, score, right, n, data, notes), _judge_reference(policy, right, n, data, notes)]
+    compared = paired_facts is not None and facts is not None
+    verdicts = [
+        _judge_floor(policy, score, right, n, data, notes),
+        _judge_reference(policy, right, n, compared, data, notes),
+    ]
     if paired_facts is not None and facts is not None:
         verdicts.append(judge_paired(policy, facts, paired_facts, data, notes, second))
     _filter_gap(policy, evidence.result, data, notes)
@@ -215,7 +219,13 @@ def _judge_floor(policy: Policy, score: float, right: int, n: int, data: dict[st
     return "FAIL"
 
 
-def _judge_reference(policy: Policy, right: int, n: int, data: dict[str, Any], notes: list[Finding]) -> str:
+def _judge_reference(
+    policy: Policy, right: int, n: int, compared: bool, data: dict[str, Any], notes: list[Finding]
+) -> str:
+    """`compared`: a baseline is compared question by question, which sees more than a reference score would."""
+    if policy.reference is None and compared:
+        data["reference"] = {"status": "not_run", "why": "the policy has no reference: a baseline is compared"}
+        return "PASS"
     if policy.reference is None:
         data["reference"] = {"status": "not_run", "why": "the policy has no reference: floor only"}
         notes.append(
@@ -285,6 +295,15 @@ def _filter_gap(policy: Policy, result: dict[str, Any], data: dict[str, Any], no
     )
 
 
+def _compared_with(policy: Policy, paired: dict[str, Any]) -> str:
+    """What the score was compared with besides the floor, as words of the summary."""
+    text = f", reference {policy.reference:.4f}" if policy.reference is not None else ""
+    if "lost" in paired:  # not where no baseline was given
+        seen = paired.get("second_look", paired)
+        text += f", {seen['lost']} lost and {seen['gained']} gained against the baseline"
+    return text or ", no reference"
+
+
 def _decide(
     policy: Policy,
     verdicts: list[str],
@@ -301,7 +320,7 @@ def _decide(
     text = (
         f"{policy.task} {policy.filter_name} {score:.4f} ({right}/{n}, 95 % Wilson [{low:.4f}, {high:.4f}]), floor "
         f"{policy.floor:.4f}"
-        + (f", reference {policy.reference:.4f}" if policy.reference is not None else ", no reference")
+        + _compared_with(policy, data["paired"])
         + f"; {protocol_text(data['protocol'])}"
     )
     if facts is not None:

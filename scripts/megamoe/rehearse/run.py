@@ -192,8 +192,8 @@ def _text(outcome: Outcome, narrator: Narrator) -> str:
     lines.append(f"{'total (some ran side by side)':<34} {'':<10} {'':>8} {total:>8.1f}")
     verdicts: list[dict[str, Any]] = outcome.data.get("verdicts", [])
     if verdicts:
-        lines += ["", "host       check    verdict"]
-        lines += [f"{v['host']:<10} {v['check']:<8} {v['status']:<12} {v['said']}" for v in verdicts]
+        lines += ["", "host       check         verdict"]
+        lines += [f"{v['host']:<10} {v['check']:<13} {v['status']:<12} {v['said']}" for v in verdicts]
     lines += ["", *(f"{name}: {value}" for name, value in outcome.data.get("look_at", {}).items())]
     if outcome.data.get("next"):
         lines += ["", "next:", *(f"  {command}" for command in outcome.data["next"])]

@@ -87,6 +87,16 @@ def test_further_files_settle_it(lost: int, gained: int, verdict: str) -> None:
     assert outcome.data["verdict"] == verdict and (look["n"], look["lost"]) == (5000, 25 + lost)
 
 
+def test_the_summary_says_what_the_score_was_compared_with() -> None:
+    alone = judge(POLICY, OPEN[0])
+    assert ", no reference;" in alone.summary and "NO_REFERENCE" in [f.code for f in alone.findings]
+    # Asking for a baseline beside the baseline would send its reader looking for what is there.
+    compared = judge(POLICY, *OPEN)
+    assert ", 25 lost and 25 gained against the baseline;" in compared.summary and "no reference" not in compared.summary
+    assert "NO_REFERENCE" not in [f.code for f in compared.findings]
+    assert ", 115 lost and 115 gained against" in judge(POLICY, *OPEN, [further(90, 90)]).summary
+
+
 def test_too_small_a_second_stage_stays_inconclusive() -> None:
     outcome = judge(POLICY, *OPEN, [further(6, 6, 200)])
     assert outcome.data["verdict"] == "INCONCLUSIVE" and outcome.data["paired"]["questions_still_needed"] > 0
