@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -111,9 +112,13 @@ def processes(timeout_s: float = TIMEOUT_S) -> Executor:
 
 
 def verify(cases: list[Case], flydsl: Path | None, execute: Executor) -> Outcome:
-    """Has the ranks run the cases (all of one number of ranks) and judges what came out; the data holds all figures."""
+    """Has the ranks run the cases (all of one number of ranks) and judges what came out; the data holds all figures.
+
+    Answers that a case lacks are filled in.
+    """
     import numpy as np
 
+    from megamoe.kernels.verify_cases import with_answers
     from megamoe.kernels.verify_judge import REL_L2_BOUND, judge_case
     from megamoe.kernels.verify_rank import save_case
 
@@ -127,7 +132,12 @@ def verify(cases: list[Case], flydsl: Path | None, execute: Executor) -> Outcome
         head = {"ranks": ranks, "flydsl": str(flydsl or ""), "cases": [f"case-{n}.npz" for n in range(len(cases))]}
         (job / "job.json").write_text(json.dumps(head), encoding="utf-8")
         started = time.monotonic()
-        execute(job, ranks)
+        # The answers are worked out while the ranks start and compile; they never see them.
+        with ThreadPoolExecutor(1) as beside:
+            running = beside.submit(execute, job, ranks)
+            for case in cases:
+                with_answers(case)
+            running.result()
         seconds = time.monotonic() - started
         outs = [np.load(job / f"out-{r}.npz") for r in range(ranks)]
         for n, case in enumerate(cases):

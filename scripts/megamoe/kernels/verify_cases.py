@@ -167,7 +167,8 @@ def build_reference(case: Case, rank: int, group: Any) -> Any:
 def cases_for(ranks: int, golden: Path, *, clamp: bool, runs: int) -> list[Case]:
     """What a node of `ranks` GPUs is asked: its golden vectors, compact dispatch, the limit, and changing routing.
 
-    clamp: whether the kernels take a SwiGLU limit. runs: forwards of the changing-routing case.
+    clamp: whether the kernels take a SwiGLU limit. runs: forwards of the changing-routing case. Layers by formula come
+    without their answers (with_answers).
     Raises:
         Problem: golden_missing.
     """
@@ -195,7 +196,7 @@ def cases_for(ranks: int, golden: Path, *, clamp: bool, runs: int) -> list[Case]
     if clamp:
         made.append(formula_case("limit 10", ranks=ranks, experts=4 * ranks, topk=3, limit=10.0, forwards=2, runs=6))
     vectors = [c for c in map(golden_case, files) if c.ranks == ranks and (clamp or not c.swiglu_limit)]
-    return [with_answers(c) for c in _distinct(vectors + made)]
+    return list(_distinct(vectors + made))
 
 
 def _distinct(cases: Iterable[Case]) -> list[Case]:
