@@ -20,20 +20,22 @@ or a GPU.
     code/SHA256.hsaco     code objects
     data/NAME.bin         buffer content, raw little-endian bytes
 
-`bundle.json` holds `format`, `version`, `case` (name and provenance), `ranks` (W), `buffers`, `steps`.
+`bundle.json` holds `format`, `version`, `case` (name and provenance), `ranks` (W), `buffers`, `steps`; what each may
+hold stands in `bundle_form.py`, and a key beyond that is refused. A file named by a hash must have that content.
 
 * A buffer: `name` ("r0.gm.rx_em": rank, owner, field), `rank`, `bytes`, `dtype`, `shape`, `align`,
   `init` ({"file": "data/x.bin"}, {"fill": 0}, or {"undefined": true}: whatever was in memory), and
-  `pointers` [[offset, buffer, addend], ...]: 8-byte words that hold the address of buffer + addend.
+  `pointers` [[offset, buffer, addend], ...]: 8-byte words that hold the address of buffer + addend; `heap` and
+  `readonly` where they are true.
 * A step is one of
   {"host": [{"buffer", "offset", "file"}, ...]}: what the host writes between launches;
   {"free": [{"buffer"}, ...]}: what it gives back, so that no later launch may touch it;
   {"launches": [{"rank", "name", "kernel", "code", "grid", "block", "dynamic_lds", "kernarg" (hex), "pointers"}, ...]}:
   launches that run together, one per rank at most, as they wait for each other (kernarg pointers as in buffers; block
   counts in work-items, grid in work-groups);
-  {"expect": [{"name", "buffer", "offset", "file"}, ...]}: what memory must then hold, byte for byte.
+  {"expect": [{"name", "buffer", "offset", "file", "dtype"}, ...]}: what memory must then hold, byte for byte.
 * A runner is called as `CMD BUNDLE OUT`; it executes the steps in order, writes at each expect entry the bytes it has
-  to `OUT/NAME.bin`, and exits 0. `megamoe kernels check BUNDLE --result OUT` compares.
+  to `OUT/NAME.bin` (none is there before), and exits 0. `megamoe kernels check BUNDLE --result OUT` compares.
 
 Facts behind it: the gfx950 ISA as LLVM 22 encodes it, and the kernels' behaviour (README.md of this package).
 """
