@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megamoe.diagnose.catalogue import Rule, rules
-from megamoe.diagnose.lines import JSON_CAP, LOGFMT, RAW_CAP, Line, parse, rank_of_file, rank_place, unwrap
+from megamoe.diagnose.lines import RAW_CAP, Line, parse, rank_of_file, rank_place
 from megamoe.diagnose.prefilter import Prefilter, in_order
+from megamoe.diagnose.records import JSON_CAP, LOGFMT, unwrap
 from megamoe.diagnose.source import chunks
 
 KEEP_PER_CLASS = 64  # events kept per file, class and rank; of later ones the first since the server was last ready
