@@ -28,7 +28,7 @@ CACHE_FRAMES = 60  # lines between a stack frame in a compile cache and the exce
 CONSEQUENCES = ("PEER_GONE", "CLIENT_RETRYING", "SERVER_NOT_ANSWERING")
 TOGETHER = ("HANG", "COLLECTIVE_AUTOTUNE", "RANK_DIVERGENCE", "AITER_LOCK", "IOMMU_NOT_PT")  # of all ranks alike
 
-DEEPEST = ("GPU_HARDWARE", "PCIE_FATAL", "HOST_OOM_KILLED")  # no program causes them by failing, so whatever else failed followed
+DEEPEST = ("GPU_HARDWARE", "PCIE_FATAL", "HOST_OOM_KILLED")  # no program's failure causes them: the rest followed
 OTHERS = 3  # further faults that are named
 
 _QUIET = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\[W\d{3,4} |\[(?:info|warning|debug)\]|\bWarning:")
