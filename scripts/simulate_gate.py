@@ -41,7 +41,7 @@ def paired_verdict(policy: Policy, first: tuple[int, int, int], second: tuple[in
     return judge_paired(policy, *facts(*first), {}, [], [facts(*second)] if second else [])
 
 
-def unpaired(policy: Policy, runs: int, rng: np.random.Generator) -> list[dict[str, float]]:
+def unpaired(policy: Policy, reference: float, runs: int, rng: np.random.Generator) -> list[dict[str, float]]:
     """Share of runs failed by floor and reference test, by true accuracy; the reference is drawn anew each run."""
     out = []
     fails = lru_cache(maxsize=None)(
@@ -49,13 +49,13 @@ def unpaired(policy: Policy, runs: int, rng: np.random.Generator) -> list[dict[s
     )
     for accuracy in np.round(np.arange(0.90, 0.9651, 0.005), 4):
         right = rng.binomial(N, accuracy, runs)
-        reference = rng.binomial(N, policy.reference, runs)
+        measured = rng.binomial(N, reference, runs)
         out.append(
             {
                 "accuracy": float(accuracy),
                 "floor_fails": float(np.mean(right / N < policy.floor)),
                 "reference_fails": float(
-                    np.mean([fails(int(a), int(b)) for a, b in zip(right, reference, strict=True)])
+                    np.mean([fails(int(a), int(b)) for a, b in zip(right, measured, strict=True)])
                 ),
             }
         )
@@ -64,7 +64,7 @@ def unpaired(policy: Policy, runs: int, rng: np.random.Generator) -> list[dict[s
 
 def paired(policy: Policy, runs: int, rng: np.random.Generator) -> list[dict[str, float | str]]:
     """Verdict shares by flip rate and loss: one look at 1319 questions, and two looks with further questions."""
-    out = []
+    out: list[dict[str, float | str]] = []
     one = replace(policy, paired_stages=1)
     for flips in (0.02, 0.03, 0.05):
         for loss in (0.0, 0.01, 0.015, 0.02):
@@ -205,9 +205,10 @@ def main() -> None:
     given = arguments.parse_args()
     rng = np.random.default_rng(20260822)
     policy = load_policy("v4-pro-fused")
+    assert policy.reference is not None  # this policy is the one that has a reference to simulate
     result: dict[str, Any] = {
         "runs": given.runs,
-        "unpaired": unpaired(policy, given.runs, rng),
+        "unpaired": unpaired(policy, policy.reference, given.runs, rng),
         "paired": paired(policy, given.runs, rng),
         "sequential": sequential(policy.stop_floor, policy.sequential_alpha, max(200, given.runs // 5), rng),
     }
