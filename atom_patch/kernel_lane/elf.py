@@ -114,6 +114,11 @@ class Kernel:
                 struct.pack_into("<H", segment, a.offset, 1 + max(used, default=0))
         return bytes(segment)
 
+    def defined(self) -> list[tuple[int, int]]:
+        """Spans [start, end) of the segment that `kernarg` gives a value: no padding, no other hidden argument."""
+        known = (*_KNOWN_HIDDEN, "hidden_grid_dims")
+        return [(a.offset, a.offset + a.size) for a in self.arguments if not a.hidden or a.kind.startswith(known)]
+
 
 @dataclass(frozen=True, slots=True)
 class CodeObject:
@@ -338,8 +343,8 @@ def _kernel(
     )  # fmt: skip
 
 
-# Hidden arguments that a launch may list and that we leave 0; reading one is caught, since the kernarg bytes of an
-# unfilled argument count as undefined.
+# Hidden arguments that a launch may list and that HIP would fill. All but hidden_grid_dims stay undefined here: a read
+# of one finds poison, and is named where unwritten memory is looked for.
 _HIDDEN_UNREAD = {
     "hidden_grid_dims", "hidden_none", "hidden_printf_buffer", "hidden_hostcall_buffer", "hidden_multigrid_sync_arg",
     "hidden_heap_v1", "hidden_default_queue", "hidden_completion_action", "hidden_private_base", "hidden_shared_base",

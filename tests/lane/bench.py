@@ -66,9 +66,10 @@ class Bench:
 
 def kernel(*, lds: int = 0, kernarg: int = 64, threads: int = 1024) -> elf.Kernel:
     """What metadata and descriptor would say of a hand-made program."""
+    arguments = tuple(elf.Argument(f"a{n}", n, 8, "global_buffer") for n in range(0, kernarg, 8))
     start = elf.Descriptor(MODE | 13 << 6 | 63, 2 << 1 | 1 << 7, 63, 8, 0)
     return elf.Kernel(
-        "program", 0, 0, kernarg, lds, 0, 512, 256, 102, 0, 0, threads, (), 64, 2, (True, False, False), start
+        "program", 0, 0, kernarg, lds, 0, 512, 256, 102, 0, 0, threads, arguments, 64, 2, (True, False, False), start
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -105,8 +106,6 @@ def run(
         Start(c, (grid, 1, 1), (threads, 1, 1), bufs.kernarg, rank, name=f"k{rank}") for rank, c in enumerate(codes)
     ]
     options = Schedule.parse(schedule)
-    import dataclasses
-
     options = dataclasses.replace(options, **{"limit": 200_000} | more)  # type: ignore[arg-type]
     sync = None
     if options.needs_sync:
@@ -277,6 +276,24 @@ def test_what_no_register_was_given_depends_on_the_poison() -> None:
     body[len(pointers())] = instruction("s_mov_b32", form="", src=(2,), dst=41)
     _, bufs = run(program(body), poison=0xA5)
     assert set(bufs.out.data[:256].tolist()) == {0}, "s2 is the group's number"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [("global_buffer", True), ("hidden_block_count_x", True), ("hidden_dynamic_lds_size", False), ("", False)],
+    ids=["an argument", "a hidden one that is filled", "a hidden one that is not", "padding"],
+)  # fmt: skip
+def test_a_kernel_argument_that_nobody_gives_is_poison_and_a_read_of_it_is_named(kind: str, given: bool) -> None:
+    """A read of what HIP would fill and the lane does not gave 0, which may be right or wrong."""
+    body = [*pointers(), instruction("s_load_dword", form="", src=(0,), dst=20, offset=24), WAIT,
+            instruction("v_mov_b32", src=(20,), dst=V + 3), store(V + 3, 8), END]  # fmt: skip
+    code = program(body)
+    arguments = [a for a in code.kernel.arguments if a.offset != 24]
+    arguments += [dataclasses.replace(code.kernel.arguments[3], kind=kind)] if kind else []
+    code = dataclasses.replace(code, kernel=dataclasses.replace(code.kernel, arguments=tuple(arguments)))
+    outcome, bufs = run(code, check_unwritten=True, poison=0xFF)
+    assert {(f.kind, f.buffer) for f in outcome.findings} == (set() if given else {("read_unwritten", "kernarg")})
+    assert set(bufs.out.data[:256].tolist()) == ({0} if given else {0xFF})
 
 
 ODD = instruction("v_add_u32", src=(129, V + 1), dst=V + 1)  # addresses one byte further

@@ -242,11 +242,16 @@ def _machine(
 ) -> tuple[MachineRecord, list[object], list[str]]:
     keep: list[object] = []
     records = (LaunchRecord * len(starts))()
-    places: list[tuple[int, int, int, Buffer | None]] = []
+    places: list[tuple[int, int, int, Buffer]] = []
     for n, (start, record) in enumerate(zip(starts, records, strict=True)):
         kernarg = np.frombuffer(start.kernarg, np.uint8).copy()
-        keep.append(kernarg)
-        places.append((kernarg.ctypes.data, kernarg.size, KERNARG, None))
+        given = np.zeros(kernarg.size, np.uint8)
+        for first, end in start.code.kernel.defined():
+            given[first:end] = 1
+        kernarg[given == 0] = schedule.poison
+        owner = Buffer("kernarg", kernarg, start.rank, given)
+        keep.append(owner)
+        places.append((owner.address, kernarg.size, KERNARG, owner))
         kernel = start.code.kernel
         threads = start.block[0] * start.block[1] * start.block[2]
         _check_launch(start, threads, schedule.resident)
@@ -268,12 +273,14 @@ def _machine(
     for k, (address, size, flags, owner) in enumerate(places):
         region = regions[k]
         region.lo, region.hi, region.top, region.id, region.flags = address, address + size, address + size, k, flags
-        names.append(owner.name if owner else "kernarg")
-        if owner is None or not size:
+        names.append(owner.name)
+        if not size:
             continue
         if owner.written is not None and schedule.check_unwritten:
             keep.append(owner.written)
             region.written = owner.written.ctypes.data
+        if flags & KERNARG:
+            continue  # written by nobody while kernels run
         if schedule.check_races:
             writer = np.zeros(size, np.uint64)
             keep.append(writer)
