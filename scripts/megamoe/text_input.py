@@ -110,9 +110,12 @@ def _cannot_open(name: str, error: OSError) -> Problem:
     if error.errno in (errno.EACCES, errno.EPERM):
         return _refuse("input_permission", name, "permission denied", f"user {os.geteuid()} may not read it",
                        f"let this user read it (`ls -l {name}` shows the owner)", Exit.UNREACHABLE)
-    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-        return _refuse("input_name", name[:200], os.strerror(error.errno or 0), "the path cannot be resolved",
-                       "check the path")
+    if error.errno == errno.ELOOP:
+        return _refuse("input_missing", name[:200], "a symbolic link that leads back to itself",
+                       "there is no file at its end", "see `readlink` and point it at the file", Exit.UNREACHABLE)
+    if error.errno == errno.ENAMETOOLONG:
+        return _refuse("input_missing", name[:200], os.strerror(error.errno), "no file can have that name",
+                       "check the path", Exit.UNREACHABLE)
     return _refuse("input_unreadable", name, os.strerror(error.errno or 0), "the operating system could not read it",
                    "check the file system, then run again", Exit.UNREACHABLE)
 

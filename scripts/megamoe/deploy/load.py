@@ -8,6 +8,7 @@ them stays silent.
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,7 +18,7 @@ from megamoe_atom.problem import Problem, Reason
 from pydantic import BaseModel, ValidationError
 
 from megamoe.deploy.schema import Args, Container, Deploy, Gpu, Model
-from megamoe.text_input import Document, load_yaml, parse_yaml
+from megamoe.text_input import Document, load_yaml, parse_yaml, scalar
 
 Key = tuple[str | int, ...]
 _SECTIONS: dict[str, type[BaseModel]] = {"model": Model, "gpu": Gpu, "args": Args, "container": Container}
@@ -36,6 +37,26 @@ _PLACEHOLDER: dict[Key, Any] = {
     ("gpu", "arch"): "gfx950",
     ("gpu", "count"): 8,
     ("gpu", "vram_gib"): 288,
+}
+
+
+# The engines' own words for what DEPLOY calls otherwise: flags of ROCm/ATOM, keys of compose and docker's options.
+_ALIASES = {
+    "tp": "tensor_parallel",
+    "dp": "data_parallel",
+    "pcp": "prefill_context_parallel",
+    "server_port": "port",
+    "mtpr": "max_num_batched_tokens",
+    "mbt": "max_num_batched_tokens",
+    "network": "network_mode",
+    "net": "network_mode",
+    "restart": "restart_policy",
+    "security_opt": "security_opts",
+    "stop_grace_period": "stop_timeout",
+    "publish": "ports",
+    "environment": "env",
+    "groups": "group_add",
+    "runtime": "engine",
 }
 
 
@@ -190,13 +211,7 @@ def _reason(key: Key, fault: Any) -> Reason:
             "bool_type": "must be true or false",
             "string_type": "must be text",
         }[kind]
-        fix = (
-            'write it in quotes, such as "1"'
-            if kind == "string_type"
-            else "write it without quotes"
-            if isinstance(fault.get("input"), str)
-            else "write such a value"
-        )
+        fix = 'write it in quotes, such as "1"' if kind == "string_type" else _as_meant(kind, fault.get("input"))
     else:
         fix = f"give {name} a value that fits ({_describe(key)})"
     return Reason(
@@ -205,6 +220,31 @@ def _reason(key: Key, fault: Any) -> Reason:
         "the schema is strict so that a slip never becomes a default",
         fix,
     )
+
+
+def _as_meant(kind: str, given: Any) -> str:
+    """How to write a number or switch that was given as text, or as another number.
+
+    The YAML reader keeps as text what readers of YAML 1.1 and 1.2 take for different things (`yes`, `010`, `0x10`).
+    """
+    if isinstance(given, float) and kind != "float_type":
+        return f"write {int(given)}" if given.is_integer() else "write a whole number"
+    if not isinstance(given, str):
+        return "write such a value"
+    word = given.strip().lower()
+    if kind == "bool_type":
+        meant = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}.get(word)
+        if meant is not None:
+            return f"write {meant}: readers of YAML disagree on what {given} means"
+    elif re.fullmatch(r"[-+]?0[0-9]+", word):
+        return "write it as a decimal number without a leading zero: some readers take that for octal"
+    elif re.fullmatch(r"[-+]?(0[xob][0-9a-f_]+|[0-9][0-9_]*_[0-9_]*)", word):
+        return "write it as a plain decimal number"
+    read = scalar(given.strip())
+    wanted = bool if kind == "bool_type" else int if kind == "int_type" else float
+    if isinstance(read, bool) == (wanted is bool) and isinstance(read, (wanted, int)):
+        return "write it without quotes"
+    return "write true or false" if wanted is bool else "write a plain decimal number that fits"
 
 
 def _describe(key: Key) -> str:
@@ -216,7 +256,9 @@ def _describe(key: Key) -> str:
 def _unknown_key(key: Key) -> Reason:
     section, name = (str(key[0]), str(key[1])) if len(key) > 1 else ("", str(key[0]))
     model = _SECTIONS.get(section, Deploy) if section else Deploy
-    near = get_close_matches(_plain(name), [*model.model_fields], n=1, cutoff=0.55)
+    alias = _ALIASES.get(_plain(name))
+    near = ([alias] if alias in model.model_fields else
+            get_close_matches(_plain(name), [*model.model_fields], n=1, cutoff=0.55))  # fmt: skip
     sections: list[tuple[str, type[BaseModel]]] = [("", Deploy), *_SECTIONS.items()]
     elsewhere = [
         f"{other}.{name}"
@@ -240,7 +282,8 @@ def _unknown_key(key: Key) -> Reason:
 
 
 def _plain(name: str) -> str:
-    return name.lstrip("-").replace("-", "_").lower()
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-").replace("-", "_"))
+    return snake.lower()
 
 
 def known_keys() -> list[str]:

@@ -28,10 +28,11 @@ def mori_bytes_as_parsed(text: str) -> int | None:
         if factor == 1 and len(number) >= len(suffixes[0]) and number.endswith(suffixes):
             factor = _FACTOR[number[-len(suffixes[0])].upper()]
             number = number[: -len(suffixes[0])]
-    digits = re.match(r"[ \t\n\v\f\r]*\+?([0-9]{1,20})", number)
-    if digits is None or int(digits[1]) >= 1 << 64:
+    digits = re.match(r"[ \t\n\v\f\r]*([+-]?)([0-9]{1,20})", number)
+    if digits is None or int(digits[2]) >= 1 << 64:
         return None
-    return (int(digits[1]) * factor) % (1 << 64)
+    # stoull takes a minus sign and wraps around: "-1" is the largest number there is.
+    return (int(digits[1] + digits[2]) * factor) % (1 << 64)
 
 
 def mori_bytes(text: str) -> int | None:

@@ -18,7 +18,7 @@ def codes() -> dict[str, dict[str, str]]:
 
 
 def explain(code: str) -> Outcome:
-    """The entry of one code.
+    """The entry of one code, in any letter case.
 
     Raises:
         Problem: no such code (offers the nearest).
@@ -26,11 +26,12 @@ def explain(code: str) -> Outcome:
     from difflib import get_close_matches
 
     known = codes()
+    asked, code = code, code.strip().lower().replace("-", "_")
     if code not in known:
         near = get_close_matches(code, list(known), n=1)
         raise Problem(
             "code_unknown",
-            what=f"no finding of `plan` has the code {code[:80]!r}",
+            what=f"no finding of `plan` has the code {asked[:80]!r}",
             why="codes are stable names",
             fix=f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}",
         )

@@ -16,7 +16,7 @@ def _codes(incomplete: str) -> list[str]:
     """Codes for shell completion."""
     from megamoe.plan.catalogue import codes
 
-    return [code for code in sorted(codes()) if code.startswith(incomplete)]
+    return [code for code in sorted(codes()) if code.startswith(incomplete.lower())]
 
 
 @app.command()

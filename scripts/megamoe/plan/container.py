@@ -97,6 +97,9 @@ def build(deploy: Deploy, profile: Profile, facts: dict[str, Any]) -> ContainerS
     ulimits = given.ulimits if given.ulimits is not None else dict(defaults["ulimits"])
     env = env_of(deploy, profile)
     volumes = [f"{deploy.model.path}:{deploy.model.path}:ro", f"{given.status_dir}:{STATUS_DIR_IN_CONTAINER}"]
+    draft = deploy.args.draft_model
+    if draft is not None and not _is_mounted(draft, [deploy.model.path, *(v.split(":")[1] for v in given.volumes)]):
+        volumes.append(f"{draft}:{draft}:ro")
     if given.cache_dir:
         # One directory per image: a compile cache of another image is stale code (ROCm/ATOM recipes/DeepSeek-V4.md).
         volumes.append(f"{given.cache_dir}/{digest_of(deploy.image)[:16]}:{CACHE_DIR_IN_CONTAINER}")
@@ -157,6 +160,11 @@ def _shallow(spec: ContainerSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in ContainerSpec.__dataclass_fields__}
 
 
+def _is_mounted(path: str, places: list[str]) -> bool:
+    """Whether a path lies in one of the places that are mounted."""
+    return any(path == place or path.startswith(place.rstrip("/") + "/") for place in places)
+
+
 def _cap(name: str) -> str:
     return name.upper().removeprefix("CAP_")
 
@@ -172,8 +180,8 @@ def _groups(deploy: Deploy, facts: dict[str, Any], devices: list[str]) -> tuple[
     if given is not None and not given:
         return [], []  # the user asked for none (a root container needs none)
     known = host_groups(facts)
-    numbers = [str(g) for g in given or [] if str(g).isdecimal()]
-    named = [str(g) for g in given or [] if not str(g).isdecimal()]
+    numbers = [str(g) for g in given or [] if re.fullmatch("[0-9]+", str(g))]
+    named = [str(g) for g in given or [] if str(g) not in numbers]
     if given is not None and not named:
         return list(dict.fromkeys(numbers)), []
     resolved = [str(known.names[g]) for g in named if g in known.names and g != "render"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from megamoe.deploy.sizes import GIB, engine_bytes, human
 from megamoe.plan.container import digest_of, host_groups
@@ -37,7 +38,23 @@ _CACHE = re.compile(r"/(\.cache|\.triton|\.aiter|\.mori|aiter_configs|torchinduc
 _CODE = re.compile(
     r"(/(site|dist)-packages(/|\Z))|^/(app|opt/(megamoe|aiter|venv|rocm|flydsl|atom|mori)|usr/(local/)?lib)(/|\Z)", re.I
 )
+# What the image cannot run without; a mount at one of these, or above it, hides it. /app: the pinned ATOM.
+_IMAGE_OWN = ("/app", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt/megamoe", "/opt/rocm", "/opt/venv", "/proc",
+              "/sbin", "/sys", "/usr/bin", "/usr/lib", "/var/lib")  # fmt: skip
 _HOST_ROOTS = ("", "/etc", "/usr", "/var", "/boot", "/lib", "/bin", "/sbin", "/root", "/proc", "/sys", "/dev", "/run")
+# Options of a bind mount that docker takes, and those that podman takes beside them.
+_MOUNT_OPTIONS = re.compile("ro|rw|z|Z|r?private|r?shared|r?slave|nocopy|cached|delegated|consistent")
+_PODMAN_OPTIONS = re.compile("U|O|(no)?(dev|exec|suid)|r?bind|copy|idmap|r?unbindable|[a-z]+=.*")
+_SECURITY_KEYS = ("apparmor", "label", "mask", "no-new-privileges", "proc-opts", "seccomp", "systempaths", "unmask",
+                  "writable-cgroups", "credentialspec")  # fmt: skip
+# capabilities(7), and the engines' word for all of them.
+_CAPS = """
+    ALL AUDIT_CONTROL AUDIT_READ AUDIT_WRITE BLOCK_SUSPEND BPF CHECKPOINT_RESTORE CHOWN DAC_OVERRIDE DAC_READ_SEARCH
+    FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE LINUX_IMMUTABLE MAC_ADMIN MAC_OVERRIDE MKNOD NET_ADMIN NET_BIND_SERVICE
+    NET_BROADCAST NET_RAW PERFMON SETFCAP SETGID SETPCAP SETUID SYSLOG SYS_ADMIN SYS_BOOT SYS_CHROOT SYS_MODULE SYS_NICE
+    SYS_PACCT SYS_PTRACE SYS_RAWIO SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG WAKE_ALARM
+"""
+_MAX_ID = 2147483647  # opencontainers/runc libcontainer/user: the largest uid and gid that the engines take
 MIN_STOP_TIMEOUT = 60  # seconds; ROCm/ATOM closes its ranks within 5 s + 1 s after open requests have ended
 
 
@@ -211,9 +228,9 @@ def devices(c: Context) -> Iterator[Hit]:
     given = c.container.devices
     listed = given if given is not None else list(c.profile.container["devices"])
     for device in listed:
-        if not re.fullmatch(r"/dev/[A-Za-z0-9_./-]+(:/[A-Za-z0-9_./-]+)?(:[rwm]{1,3})?", device) and not re.fullmatch(
-            r"[a-z0-9.-]+/[a-z0-9-]+=[A-Za-z0-9._-]+", device
-        ):
+        node = re.fullmatch(r"/dev/[A-Za-z0-9_./-]+(:/[A-Za-z0-9_./-]+)?(:[rwm]{1,3})?", device)
+        climbs = ".." in re.split("[/:]", device)
+        if (node is None or climbs) and not re.fullmatch(r"[a-z0-9.-]+/[a-z0-9-]+=[A-Za-z0-9._-]+", device):
             yield refuse(
                 "device_malformed",
                 f"container.devices has {device!r}",
@@ -231,23 +248,33 @@ def devices(c: Context) -> Iterator[Hit]:
         )
     if not c.on_gpu:
         return
-    nodes = {d.split(":")[0] for d in listed}
-    if any(n.startswith("amd.com/gpu=") for n in (d for d in listed)):
+    by_name = [d.partition("=")[2] for d in listed if d.startswith("amd.com/gpu=")]
+    if by_name:
+        if "all" not in by_name and len(set(by_name)) < c.layout.ranks:
+            yield refuse(
+                "device_missing",
+                f"container.devices names {len(set(by_name))} GPU(s) by CDI for {c.layout.ranks} ranks",
+                "each rank owns one GPU and MegaMoE needs all of them visible in every process",
+                "list amd.com/gpu=all",
+                "container.devices",
+                "args.tensor_parallel",
+            )
         return
-    missing = [
-        n
-        for n in ("/dev/kfd", "/dev/dri")
-        if n not in nodes and not (n == "/dev/dri" and any(d.startswith("/dev/dri/renderD") for d in nodes))
-    ]
+    # Only a node that keeps its name counts: the runtime looks for it there.
+    same = [_node(d) for d in listed if _node(d)[0] == _node(d)[1]]
+    nodes = {source for source, _, _ in same}
+    render = [n for n in nodes if n.startswith("/dev/dri/renderD")]
+    missing = [n for n in ("/dev/kfd", "/dev/dri") if n not in nodes and not (n == "/dev/dri" and render)]
     if missing:
+        moved = [d for d in listed if _node(d)[0] in missing]
         yield refuse(
             "device_missing",
-            f"container.devices lacks {' and '.join(missing)}",
+            f"container.devices lacks {' and '.join(missing)}"
+            + (f" ({', '.join(moved)} puts it where the runtime does not look)" if moved else ""),
             "without /dev/kfd there is no compute, without the render nodes no memory; rocm-smi may still work",
             f"add {', '.join(missing)} to container.devices",
             "container.devices",
         )
-    render = [d for d in nodes if d.startswith("/dev/dri/renderD")]
     if "/dev/dri" not in nodes and render and len(render) < c.layout.ranks:
         yield refuse(
             "device_missing",
@@ -257,22 +284,23 @@ def devices(c: Context) -> Iterator[Hit]:
             "container.devices",
             "args.tensor_parallel",
         )
-    kfd_rights = next(
-        (
-            d.rsplit(":", 1)[1]
-            for d in listed
-            if d.startswith("/dev/kfd:") and d.count(":") and re.fullmatch(r"[rwm]+", d.rsplit(":", 1)[1])
-        ),
-        "rw",
-    )
-    if not {"r", "w"} <= set(kfd_rights):
-        yield refuse(
-            "device_rights",
-            f"container.devices gives /dev/kfd with rights {kfd_rights!r}",
-            "the runtime opens it for reading and writing",
-            "write /dev/kfd without rights",
-            "container.devices",
-        )
+    for source, _, allowed in sorted(same):
+        if (source in ("/dev/kfd", "/dev/dri") or source in render) and not {"r", "w"} <= set(allowed):
+            yield refuse(
+                "device_rights",
+                f"container.devices gives {source} with rights {allowed!r}",
+                "the runtime opens it for reading and writing",
+                f"write {source} without rights",
+                "container.devices",
+            )
+
+
+def _node(device: str) -> tuple[str, str, str]:
+    """(on the host, in the container, rights) of HOST[:CONTAINER][:RIGHTS]."""
+    source, *rest = device.split(":")
+    inside = rest[0] if rest and rest[0].startswith("/") else source
+    allowed = rest[-1] if rest and not rest[-1].startswith("/") else "rwm"
+    return posixpath.normpath(source), posixpath.normpath(inside), allowed
 
 
 def groups(c: Context) -> Iterator[Hit]:
@@ -317,7 +345,7 @@ def groups(c: Context) -> Iterator[Hit]:
             "container.rootless",
             "container.group_add",
         )
-    names = [g for g in given if not g.isdecimal()]
+    names = [g for g in given if not re.fullmatch(r"-?[0-9]+", g)]
     if names and c.on_gpu:
         numbers = known.numbers()
         rendered = (
@@ -332,16 +360,25 @@ def groups(c: Context) -> Iterator[Hit]:
             "leave group_add out",
             "container.group_add",
         )
-    for number in (int(g) for g in given if g.isdecimal()):
-        if number >= 1 << 32:
+    for number in (g for g in given if g not in names):
+        if not 0 <= int(number[:18]) <= _MAX_ID:
             yield refuse(
                 "group_number",
-                f"container.group_add has {number}",
-                "a group number has 32 bits",
+                f"container.group_add has {number[:40]}",
+                f"engines take group numbers from 0 to {_MAX_ID}",
                 "leave group_add out",
                 "container.group_add",
             )
     needed = [n for n in known.numbers() if n != "0"]
+    if c.container.group_add == [] and c.on_gpu and not _root(c) and needed and not _open_to_all(c):
+        yield refuse(
+            "group_mismatch",
+            f"container.group_add is empty, but the device nodes of this host belong to {', '.join(needed)}",
+            "the container's user could not open /dev/kfd; rocm-smi would work all the same",
+            f"add {', '.join(needed)}, or leave group_add out",
+            "container.group_add",
+            "container.user",
+        )
     if given and not names and c.on_gpu and needed and not set(needed) <= set(given):
         lacking = sorted(set(needed) - set(given), key=int)
         yield refuse(
@@ -361,6 +398,19 @@ def groups(c: Context) -> Iterator[Hit]:
         )
 
 
+def _root(c: Context) -> bool:
+    """Whether the container's process is root, whom no group has to let in. The image's own user is not root."""
+    return (c.container.user or "").split(":")[0] == "0"
+
+
+def _open_to_all(c: Context) -> bool:
+    """Whether the facts say that anybody may read and write every GPU node of the host."""
+    host = c.facts.get("host")
+    nodes = host.get("dev") if isinstance(host, dict) else None
+    modes = [str(n.get("mode", "")) for n in nodes.values() if isinstance(n, dict)] if isinstance(nodes, dict) else []
+    return bool(modes) and all(re.fullmatch(r"0?[0-7]{2}[67]", mode) for mode in modes)
+
+
 def rights(c: Context) -> Iterator[Hit]:
     if c.container.privileged:
         yield warn(
@@ -371,11 +421,19 @@ def rights(c: Context) -> Iterator[Hit]:
             "container.privileged",
         )
     user = c.container.user
-    if user is not None and not re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", user):
+    if user is not None and not re.fullmatch(r"[0-9]+(:[0-9]+)?", user):
         yield refuse(
             "user_not_numeric",
             f"container.user is {user!r}",
             "a name is looked up inside the image and may be another user there",
+            'write numbers, such as "1000:1000"',
+            "container.user",
+        )
+    elif user is not None and any(int(part[:18]) > _MAX_ID for part in user.split(":")):
+        yield refuse(
+            "user_not_numeric",
+            f"container.user is {user[:60]!r}",
+            f"engines take numbers from 0 to {_MAX_ID}",
             'write numbers, such as "1000:1000"',
             "container.user",
         )
@@ -390,16 +448,18 @@ def rights(c: Context) -> Iterator[Hit]:
             "container.cache_dir",
             "container.tmpfs",
         )
-    both = sorted({x.upper() for x in c.container.cap_add or []} & {x.upper() for x in c.container.cap_drop or []})
-    if both:
-        yield refuse(
-            "cap_both",
-            f"{', '.join(both)} is in cap_add and in cap_drop",
-            "engines disagree on which one wins",
-            "keep one of the two",
-            "container.cap_add",
-            "container.cap_drop",
-        )
+    yield from _capabilities(c)
+    for option in c.container.security_opts or []:
+        name = re.split("[=:]", option, maxsplit=1)[0]
+        if name not in _SECURITY_KEYS:
+            near = get_close_matches(name, _SECURITY_KEYS, n=1)
+            yield refuse(
+                "security_opt",
+                f"container.security_opts has {option[:80]!r}",
+                "engines refuse an option that they do not know, and start nothing",
+                f"did you mean {near[0]}?" if near else f"known: {', '.join(_SECURITY_KEYS)}",
+                "container.security_opts",
+            )
     for name in c.container.ulimits or {}:
         if name not in _ULIMITS:
             yield refuse(
@@ -410,6 +470,14 @@ def rights(c: Context) -> Iterator[Hit]:
                 "container.ulimits",
             )
     for name, value in (c.container.ulimits or {}).items():
+        if isinstance(value, int) and value < -1:
+            yield refuse(
+                "ulimit_order",
+                f"container.ulimits.{name} is {value}",
+                "a limit is a number from 0 up, or -1 for none",
+                "write -1 for no limit",
+                "container.ulimits",
+            )
         if not isinstance(value, int) and value.hard != -1 and (value.soft > value.hard or value.soft == -1):
             yield refuse(
                 "ulimit_order",
@@ -429,6 +497,43 @@ def rights(c: Context) -> Iterator[Hit]:
                 "container.devices",
                 "container.ulimits",
             )
+
+
+def _capabilities(c: Context) -> Iterator[Hit]:
+    """Names that exist, and none that is both given and taken; what the profile adds counts as given."""
+
+    def plain(names: list[str]) -> set[str]:
+        return {name.upper().removeprefix("CAP_") for name in names}
+
+    given = c.container.cap_add if c.container.cap_add is not None else list(c.profile.container["cap_add"])
+    dropped = c.container.cap_drop or []
+    for name in sorted((plain(given) | plain(dropped)).difference(_CAPS.split())):
+        near = get_close_matches(name, _CAPS.split(), n=1)
+        yield refuse(
+            "cap_unknown",
+            f"container.cap_add or cap_drop has {name[:60]!r}",
+            "engines refuse a capability that does not exist, and start nothing",
+            f"did you mean {near[0]}?" if near else "see capabilities(7)",
+            "container.cap_add",
+            "container.cap_drop",
+        )
+    both = sorted(plain(given) & plain(dropped))
+    if both:
+        default = "" if c.container.cap_add is not None else " (cap_add by the profile: it is not given)"
+        yield refuse(
+            "cap_both",
+            f"{', '.join(both)} is in cap_add and in cap_drop{default}",
+            "engines disagree on which one wins",
+            "keep one of the two" if not default else "give container.cap_add without it, or drop another",
+            "container.cap_add",
+            "container.cap_drop",
+        )
+
+
+def _hides(target: str) -> bool:
+    """Whether a mount at this place hides something that the image needs."""
+    place = posixpath.normpath(target).rstrip("/")
+    return any(own == place or own.startswith(place + "/") for own in _IMAGE_OWN)
 
 
 def _unfit(path: str) -> str:
@@ -530,6 +635,20 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "write an absolute container path",
                 "container.volumes",
             )
+        options = set(parts[2].split(",")) if len(parts) == 3 else set()
+        podman = c.container.engine == "podman"
+        wrong = sorted(
+            o for o in options if not (_MOUNT_OPTIONS.fullmatch(o) or (podman and _PODMAN_OPTIONS.fullmatch(o)))
+        )
+        if wrong or {"ro", "rw"} <= options:
+            yield refuse(
+                "volume_malformed",
+                f"container.volumes has {volume!r}",
+                f"{c.container.engine} does not know {', '.join(map(repr, wrong))}" if wrong else "both ro and rw",
+                "write ro, rw or nothing after the container path",
+                "container.volumes",
+                "container.engine",
+            )
         yield from _twice(targets, target, volume, "container.volumes")
         if _CACHE.search(target) and (not digest or digest[:12] not in source):
             yield refuse(
@@ -548,7 +667,7 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "remove it",
                 "container.volumes",
             )
-        elif source.rstrip("/") in _HOST_ROOTS and "ro" not in parts[2:][0:1]:
+        elif source.rstrip("/") in _HOST_ROOTS and "ro" not in options:
             yield refuse(
                 "host_root_mounted",
                 f"container.volumes has {volume!r}",
@@ -556,7 +675,7 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "mount the one directory that is needed",
                 "container.volumes",
             )
-        if _CODE.search(target):
+        if _CODE.search(target) or _hides(target):
             yield _over_code(volume, "container.volumes")
     for name, path in (
         ("container.status_dir", c.container.status_dir),
@@ -565,6 +684,8 @@ def volumes(c: Context) -> Iterator[Hit]:
         ("args.draft_model", c.args.draft_model),
     ):
         why = "" if path is None else _unfit(path)
+        if path is not None and not why and name in ("model.path", "args.draft_model") and _hides(path):
+            why = "it is mounted at the same path, where it would hide what the image needs"
         if path is not None and why:
             yield refuse("path_not_absolute", f"{name} is {path[:120]!r}", why,
                          "give an absolute host directory without ':', ',' or '..'", name)
@@ -588,6 +709,14 @@ def network(c: Context) -> Iterator[Hit]:
             "remove ports, or use network_mode: bridge",
             "container.ports",
             "container.network_mode",
+        )
+    for repeated in sorted({p for p in c.container.ports if c.container.ports.count(p) > 1}):
+        yield refuse(
+            "port_malformed",
+            f"container.ports has {repeated!r} twice",
+            "the second one finds the port taken: 'port is already allocated'",
+            "list it once",
+            "container.ports",
         )
     for port in c.container.ports:
         found = re.fullmatch(r"(?:[0-9.]+:|\[[0-9a-f:]+\]:)?([0-9]{1,5}):([0-9]{1,5})(?:/tcp)?", port)
@@ -628,6 +757,50 @@ def network(c: Context) -> Iterator[Hit]:
             )
 
 
+def address(c: Context) -> Iterator[Hit]:
+    """The address that the server binds: the health check asks 127.0.0.1, and a published port comes from outside."""
+    bound = c.args.host
+    shared = c.container.network_mode == "host"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9a-fA-F]*:[0-9a-fA-F:.]*", bound):
+        yield refuse(
+            "host_address",
+            f"args.host is {bound[:60]!r}",
+            "it is neither an address nor a name, so the server cannot bind it after the load",
+            "write 0.0.0.0",
+            "args.host",
+        )
+    elif not shared and bound in ("127.0.0.1", "localhost", "::1"):
+        yield refuse(
+            "host_address",
+            f"args.host is {bound} with network_mode {c.container.network_mode}",
+            "the server would hear its own container only; a published port reaches nobody",
+            "set args.host: 0.0.0.0, and restrict the port with container.ports: [127.0.0.1:PORT:PORT]",
+            "args.host",
+            "container.network_mode",
+        )
+    elif bound not in ("0.0.0.0", "::", "127.0.0.1", "localhost"):
+        yield warn(
+            "host_address",
+            f"args.host is {bound}",
+            "the container's health check asks 127.0.0.1, where nothing answers then: healthy never comes",
+            "set args.host: 0.0.0.0, or 127.0.0.1 with network_mode host",
+            "args.host",
+        )
+    low = [f"args.{name} {value}" for name, value in (("port", c.args.port), ("internal_port", c.args.internal_port))
+           if value < 1024]  # fmt: skip
+    if low and shared and not _root(c):
+        yield warn(
+            "port_privileged",
+            f"{', '.join(low)} with network_mode host",
+            "on the host's network a user that is not root may bind ports from 1024 up only: EACCES, after the load",
+            "use a port from 1024 up, or lower net.ipv4.ip_unprivileged_port_start on the host",
+            "args.port",
+            "args.internal_port",
+            "container.network_mode",
+            "container.user",
+        )
+
+
 def health(c: Context) -> Iterator[Hit]:
     if c.container.engine == "podman":
         yield Hit(
@@ -642,4 +815,4 @@ def health(c: Context) -> Iterator[Hit]:
         )
 
 
-RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, tmpfs, network, health)
+RULES = (image, ipc_and_shm, stopping, devices, groups, rights, volumes, tmpfs, network, address, health)

@@ -37,11 +37,13 @@ FORBIDDEN = {
 # With the fused path only: these route around it. Source: ROCm/ATOM model_ops/moe.py.
 PREEMPT = ("ATOM_USE_TRITON_MOE", "ATOM_USE_TRITON_GEMM", "ATOM_USE_TRITON_MOE_DECODE")
 DEAD = ("FUSED_MEGA_COMPACT_ATOM", "FUSED_MEGA_W1_LOCAL")
+TARGETS = ("ARCH", "FLYDSL_GPU_ARCH", "MORI_GPU_ARCHS", "GPU_ARCHS", "PYTORCH_ROCM_ARCH")
 VISIBLE = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _KNOWN = (
     *FORBIDDEN,
     *PREEMPT,
     *DEAD,
+    *TARGETS,
     *VISIBLE,
     *MEGA_ENV,
     "ATOM_MEGA_MTPR",
@@ -159,13 +161,23 @@ def switches(c: Context) -> Iterator[Hit]:
             "remove it",
             "env.FLYDSL_RUNTIME_ENABLE_CACHE",
         )
-    if c.env.get("HSA_OVERRIDE_GFX_VERSION"):
+
+
+def target(c: Context) -> Iterator[Hit]:
+    """Variables that name the GPU to compile for. Source: ROCm/FlyDSL python/flydsl, ROCm/mori python/mori/jit."""
+    if not c.on_gpu:
+        return
+    override = c.env.get("HSA_OVERRIDE_GFX_VERSION")
+    named = {name: c.env[name] for name in TARGETS if c.env.get(name, "").strip()}
+    wrong = {n: v for n, v in named.items() if c.deploy.gpu.arch not in re.split("[;,: ]+", v.strip())}
+    for name, value in {**({"HSA_OVERRIDE_GFX_VERSION": override} if override else {}), **wrong}.items():
         yield refuse(
             "env_gfx_override",
-            f"env.HSA_OVERRIDE_GFX_VERSION is {c.env['HSA_OVERRIDE_GFX_VERSION']!r}",
+            f"env.{name} is {value[:60]!r}, the GPUs are {c.deploy.gpu.arch}",
             "kernels would be compiled for another GPU than the one they run on",
-            "remove it",
-            "env.HSA_OVERRIDE_GFX_VERSION",
+            f"remove env.{name}",
+            f"env.{name}",
+            "gpu.arch",
         )
 
 
@@ -360,4 +372,4 @@ def _security_opts(c: Context) -> list[str]:
     return given if given is not None else list(c.profile.container["security_opts"])
 
 
-RULES = (contract, switches, visible_devices, mori, experimental, form)
+RULES = (contract, switches, target, visible_devices, mori, experimental, form)

@@ -16,6 +16,7 @@ from megamoe.plan.effective import tokens_per_rank
 from megamoe.plan.rule import Context, Hit, key, refuse, warn
 
 MAX_TP = 8  # ROCm/ATOM config.py asserts 1..8
+HEAD_SPLIT = 8  # ROCm/ATOM models/deepseek_v4.py: heads and output groups of both V4 models are multiples of 8
 ADAPTER_READS = (
     "ATOM_MEGA_MTPR",
     "MORI_SHMEM_MODE",
@@ -265,6 +266,39 @@ def any_backend(c: Context) -> Iterator[Hit]:
             "set args.prefill_context_parallel: 1",
             "args.enable_dp_attention",
             "args.prefill_context_parallel",
+        )
+    if c.on_gpu and not c.mega and c.layout.tp_size <= MAX_TP and HEAD_SPLIT % c.layout.tp_size:
+        yield refuse(
+            "heads_not_divisible",
+            f"args.tensor_parallel is {a.tensor_parallel} without DP attention",
+            "ATOM splits attention heads and output groups over the ranks and asserts that they divide: 128 and 16 "
+            "for V4-Pro, 64 and 8 for V4-Flash",
+            "use 1, 2, 4 or 8 ranks",
+            "args.tensor_parallel",
+            "args.enable_dp_attention",
+            "model.profile",
+        )
+    if c.on_gpu and not c.mega and c.layout.ep_size > 1 and a.enable_dp_attention:
+        rest = c.profile.experts % c.layout.ep_size
+        if rest:
+            yield refuse(
+                "experts_not_divisible",
+                f"{c.profile.experts} experts on {c.layout.ep_size} ranks leave {rest} over",
+                "ATOM gives them to the last rank, while mori's exchange is sized for equal shares",
+                "use a rank count that divides the experts",
+                "args.tensor_parallel",
+                "args.data_parallel",
+                "model.profile",
+            )
+    if a.method is None and ("num_speculative_tokens" in a.model_fields_set or a.draft_model is not None):
+        yield warn(
+            "speculative_unused",
+            "args.num_speculative_tokens or args.draft_model is given and args.method is not",
+            "ATOM reads them with a method only: nothing is speculated",
+            "give args.method, or remove them",
+            "args.method",
+            "args.num_speculative_tokens",
+            "args.draft_model",
         )
     if not a.enable_dp_attention and a.enable_expert_parallel and a.data_parallel > 1:
         yield refuse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from megamoe.plan import arithmetic
@@ -113,7 +114,9 @@ def batched_tokens(c: Context) -> Iterator[Hit]:
             *keys,
             "model.profile",
         )
-    if mtpr is not None and (not mtpr.isdecimal() or not power_of_two(int(mtpr[:18])) or int(mtpr[:18]) != given):
+    if mtpr is not None and (
+        not re.fullmatch("[0-9]+", mtpr) or not power_of_two(int(mtpr[:18])) or int(mtpr[:18]) != given
+    ):
         yield refuse(
             "mtpr_differs",
             f"env.ATOM_MEGA_MTPR is {mtpr[:40]!r}, args.max_num_batched_tokens is {given}",

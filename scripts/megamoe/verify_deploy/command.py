@@ -32,9 +32,8 @@ def _outcome(deploy: str, inspect: str, facts: str) -> Outcome:
     from megamoe.plan.command import read_facts
     from megamoe.plan.container import build
     from megamoe.plan.judge import judge
-    from megamoe.text_input import load_json
     from megamoe.verify_deploy.compare import IDENTITY, compare
-    from megamoe.verify_deploy.inspection import ask_engine, one_container
+    from megamoe.verify_deploy.inspection import ask_engine, one_container, read_inspection
 
     known = read_facts(facts)
     loaded = load_deploy(deploy)
@@ -45,7 +44,7 @@ def _outcome(deploy: str, inspect: str, facts: str) -> Outcome:
         )
     spec = build(loaded.deploy, judged.context.profile, known)
     if inspect:
-        entry, image_env = one_container(load_json(inspect), spec.name), None
+        entry, image_env = one_container(read_inspection(inspect), spec.name), None
     else:
         entry, image_env = ask_engine(loaded.deploy.container.engine, spec.name)
     rows = compare(spec, entry, frozenset(loaded.deploy.env), image_env)

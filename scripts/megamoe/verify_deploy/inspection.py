@@ -8,7 +8,7 @@ from typing import Any
 
 from megamoe_atom.problem import Exit, Problem
 
-from megamoe.text_input import parse_json
+from megamoe.text_input import MAX_JSON_BYTES, display_name, parse_json, read_text
 from megamoe.verify_deploy.environment import environment
 from megamoe.verify_deploy.rows import listed, mapping
 
@@ -29,13 +29,15 @@ def one_container(raw: Any, name: str) -> dict[str, Any]:
             fix="give the output of `docker inspect NAME` or `podman inspect NAME`",
         )
     if len(found) > 1:
-        found = [entry for entry in found if str(entry.get("Name", "")).lstrip("/") == name]
+        found = [entry for entry in found if _name(entry) == name]
         if len(found) != 1:
+            names = [_name(entry) or "(no name)" for entry in entries[:16]]
             raise Problem(
                 "inspect_ambiguous",
-                what=f"{len(entries)} containers, {len(found)} of them named {name}",
+                what=f"the inspection holds {len(entries)} containers ({', '.join(names)[:300]}), "
+                f"{len(found) or 'none'} of them named {name} (container.name of DEPLOY)",
                 why="the comparison is with one container",
-                fix=f"inspect {name} alone",
+                fix=f"give `docker inspect {name}` alone, or set container.name to the one that is meant",
             )
     if "RootFS" in found[0] and "HostConfig" not in found[0]:
         raise Problem(
@@ -45,6 +47,30 @@ def one_container(raw: Any, name: str) -> dict[str, Any]:
             fix=f"give the output of `docker container inspect {name}`",
         )
     return found[0]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry.get("Name") or "").lstrip("/")[:80]
+
+
+def read_inspection(path: str) -> Any:
+    """The JSON of an inspection file. Two outputs that were joined (`>>`, xargs) are read as one list.
+
+    Raises:
+        Problem: unreadable, or not JSON (megamoe.text_input).
+    """
+    text, name = read_text(path, max_bytes=MAX_JSON_BYTES), display_name(path)
+    try:
+        return parse_json(text, name)
+    except Problem as problem:
+        parts = re.split(r"(?<=\])\s*(?=\[\s*\{)", text.strip())
+        if len(parts) < 2 or problem.reasons[0].code != "json_syntax":
+            raise
+        try:
+            lists = [parse_json(part, name) for part in parts]
+        except Problem:
+            raise problem from None
+        return [entry for one in lists if isinstance(one, list) for entry in one]
 
 
 def ask_engine(engine: str, name: str) -> tuple[dict[str, Any], dict[str, str] | None]:
