@@ -32,7 +32,7 @@ def preflight(
 
 def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "", inside: bool = False) -> Outcome:
     from megamoe.deploy.load import require_deploy
-    from megamoe.preflight.judge import judge
+    from megamoe.preflight.judge import judge, says_nothing
 
     deploy = require_deploy(path)
     facts: dict[str, Any]
@@ -56,6 +56,10 @@ def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "", insid
             raise Problem("facts_not_an_object", what=f"{facts_path}: the facts are a {type(loaded).__name__}",
                           why="facts are one JSON object", fix="write {...}")
         facts = loaded
+        if says_nothing(facts):
+            raise Problem("facts_empty", what=f"{facts_path}: no fact of a host is in it", why="nothing could be "
+                          "judged, and what was not judged has not passed", fix="give the file that `megamoe preflight "
+                          "DEPLOY --collect --json` wrote on the host (its data.facts)", exit_code=Exit.NO_EVIDENCE)
     findings = [replace(f, host=deploy.host) for f in judge(facts, deploy)]
     # Facts that somebody chose to give may be partial: what is absent is listed as unknown. Where we collected
     # ourselves, not being able to know is a finding of its own.

@@ -12,6 +12,22 @@ from megamoe.preflight.reading import Facts, finding, mapping, num, rows, text, 
 STRANDED_MB = 2048  # ROCm/rocm-systems#8263: more VRAM than this in use without an owner is not bookkeeping
 
 
+DP_PORT = 29500  # ROCm/ATOM atom/config.py: the data-parallel group always takes it
+# What the judges read; a file with none of these, nor a port_<n>, says nothing about a host.
+READ = frozenset(
+    ("amdgpu_initstate", "archs", "cdi_specs", "clock_offset_s", "clock_synchronised", "cmdline", "containers",
+     "disk_docker", "disk_model", "dmesg", "driver_version", "engine_info", "engines", "env", "expected_gpus",
+     "firmware_bundle", "gpus", "host", "image", "image_present", "kernel", "kfd", "kfd_gpu_nodes", "kfd_processes",
+     "listening_ports", "lspci_accelerators", "model_bytes", "numa_balancing", "pci", "podman_init", "probe",
+     "ram_bytes", "rocm_smi_gpus", "shm", "shm_leftovers", "stale_locks", "torch_device_count", "unknown_because")
+)  # fmt: skip
+
+
+def says_nothing(facts: Facts) -> bool:
+    """Whether no fact of a host is in it: then nothing was judged, which is not a pass."""
+    return not any(name in READ or name.startswith("port_") for name in facts)
+
+
 def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
     """All findings; an error blocks the deployment of this host."""
     if deploy.engine == "reference" and deploy.gpu.count == 0:
@@ -142,21 +158,43 @@ def _owners(facts: Facts, used: dict[str, float]) -> list[Finding]:
     ]
 
 
+def _listening(facts: Facts) -> dict[int, str] | None:
+    """Taken ports with what is known of the holder: listening_ports as numbers, text or rows, and port_<n>."""
+    listed = facts.get("listening_ports")
+    held: dict[int, str] = {}
+    for entry in listed if isinstance(listed, list) else []:
+        row = entry if isinstance(entry, dict) else {"port": entry}
+        if 0 < (port := num(row.get("port")) or 0) < 65536:
+            held[int(port)] = _holder(row)
+    for name, value in facts.items():
+        if name.startswith("port_") and 0 < (port := num(name[5:]) or 0) < 65536 and mapping(value):
+            held[int(port)] = _holder(mapping(value))
+    return held if held or isinstance(listed, list) else None
+
+
+def _holder(row: Facts) -> str:
+    said = [f"{name} {text(row[name], 60)}" for name in ("pid", "container") if text(row.get(name), 60)]
+    return f" by {', '.join(said)}" if said else ""
+
+
 def ports(facts: Facts, deploy: Deploy) -> list[Finding]:
-    listening = facts.get("listening_ports")
-    if not isinstance(listening, list):
+    held = _listening(facts)
+    if held is None:
         return [
             unknown(
                 "PORTS", "listening ports are unknown", "a taken port fails after the load", "collect facts on the host"
             )
         ]
-    taken = sorted({deploy.args.port, deploy.args.internal_port} & {p for p in listening if isinstance(p, int)})
+    wanted = {deploy.args.port, deploy.args.internal_port}
+    if deploy.engine == "atom" and deploy.container.network_mode == "host":
+        wanted.add(DP_PORT)
+    taken = ", ".join(f"{port}{held[port]}" for port in sorted(wanted & held.keys()))
     return (
         [
             finding(
                 "PORT_IN_USE",
                 "error",
-                f"port {', '.join(map(str, taken))} is taken",
+                f"port {taken} is taken",
                 "the server loads for minutes and then cannot bind it",
                 "find the holder with `ss -ltnp`; if it is this service, stop it by its own means",
             )

@@ -67,6 +67,8 @@ def _state(inspect: dict[str, Any]) -> Row:
     shown = "running" if status is True else "not running" if status is False else status
     if shown != "running" and "ExitCode" in state:
         shown += f" (exit code {state['ExitCode']}{', out of memory' if state.get('OOMKilled') is True else ''})"
+    if shown == "running" and mapping(state, "Health").get("Status") == "unhealthy":
+        shown = "running, but its health check fails"
     return compared("state", "running", shown, shown == "running")
 
 
