@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
 pytest.importorskip("ansible", reason="ansible is not installed (extra `deploy`)")
 
+from megamoe.deploy.load import parse_deploy
+from megamoe.preflight.judge import DP_PORT, ports
 from rendered import gateway_config, servers_of
 from simulated import ANSIBLE, program
 
@@ -152,7 +154,8 @@ def test_a_host_of_both_groups_and_a_group_that_nobody_reads_are_refused(
 
 def test_a_node_is_not_refused_for_what_its_own_release_holds() -> None:
     facts = {
-        "listening_ports": [22, 8000], "containers": [{"name": "megamoe", "gpu": True}, {"name": "x", "gpu": True}],
+        "listening_ports": [22, 8000, 8006, 29500],
+        "containers": [{"name": "megamoe", "gpu": True}, {"name": "x", "gpu": True}],
         "gpus": [{"id": 0, "vram_total_mb": 10, "vram_used_mb": 9}], "kfd_processes": [{"pid": 1, "vram_mb": 9}],
     }  # fmt: skip
     deploy = {"args": {"port": 8000}}
@@ -163,6 +166,20 @@ def test_a_node_is_not_refused_for_what_its_own_release_holds() -> None:
     assert filters_of("preflight").foreign_facts(facts, {}, deploy) == facts
     gone = {**facts, "containers": []}
     assert filters_of("preflight").foreign_facts(gone, {"state": "serving", "port": 8000}, deploy) == gone
+
+
+def test_every_port_that_preflight_asks_for_is_forgiven_to_the_running_release() -> None:
+    """Otherwise no serving node could be upgraded: the internal port and ATOM's 29500 are taken, too."""
+    text = (ANSIBLE.parent / "tests/cases/base.yml").read_text()
+    for change in ({}, {"port": 9000}, {"internal_port": 9001}):
+        raw = yaml.safe_load(text)
+        raw["args"] |= change
+        deploy = parse_deploy(yaml.safe_dump(raw)).deploy
+        taken = [deploy.args.port, deploy.args.internal_port, DP_PORT]
+        held = {"listening_ports": taken, "containers": [{"name": "megamoe"}]}
+        raw["args"] = change  # as group_vars give it: what is left out has its default
+        assert len(ports(held, deploy)) == 1
+        assert ports(filters_of("preflight").foreign_facts(held, {"state": "serving"}, raw), deploy) == []
 
 
 def test_a_lock_is_left_behind_only_when_its_owner_is_known_to_be_gone() -> None:

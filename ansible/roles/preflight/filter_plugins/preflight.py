@@ -26,6 +26,8 @@ SHARED = {
 }  # fmt: skip
 GROUPS = ("megamoe_nodes", "megamoe_gateway")
 INTERNAL = re.compile(r"megamoe_rehearsal_|megamoe_stage_|[a-z_]+_(facts|result|spec)$")
+# What `megamoe preflight` asks to be free on an ATOM node; a test holds the numbers against its own.
+PORT, INTERNAL_PORT, DP_PORT = 8000, 8006, 29500
 Hostvars = Mapping[str, Mapping[str, Any]]
 
 
@@ -259,8 +261,8 @@ def policy_faults(results: list[Mapping[str, Any]], probe: str) -> list[str]:
 def foreign_facts(facts: Mapping[str, Any], state: Mapping[str, Any], deploy: Mapping[str, Any]) -> dict[str, Any]:
     """Facts of a node without what is this service's own doing, so that a converged node is not refused for serving.
 
-    Its port is taken by itself, and its memory is used by itself. Where a recorded release runs (or the engine cannot
-    say), the port, the container and (as nobody can tell its memory from a stranger's) the VRAM in use are left out:
+    Its ports are taken by itself, and its memory is used by itself. Where a recorded release runs (or the engine cannot
+    say), the ports, the container and (as nobody can tell its memory from a stranger's) the VRAM in use are left out:
     unknown, not free.
     """
     result = dict(facts)
@@ -270,7 +272,9 @@ def foreign_facts(facts: Mapping[str, Any], state: Mapping[str, Any], deploy: Ma
     # Where the engine answers and does not run our container, a taken port is a stranger's whatever the record says.
     if not state or (isinstance(running, list) and not runs):
         return result
-    ours = {int(state.get("port", 0)), int((deploy.get("args") or {}).get("port", 8000))}
+    args = deploy.get("args") or {}
+    ours = {int(state.get("port", 0)), DP_PORT}
+    ours |= {int(args.get("port", PORT)), int(args.get("internal_port", INTERNAL_PORT))}
     if isinstance(facts.get("listening_ports"), list):
         result["listening_ports"] = [port for port in facts["listening_ports"] if port not in ours]
     if runs:
