@@ -8,6 +8,7 @@ named in "unknown"; what only the image can tell has its reason in "unknown_beca
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import grp
@@ -15,7 +16,9 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -24,6 +27,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035 - Python 3.9
 
 AMD_VENDOR = "0x1002"
+MAX_OUTPUT = 32 << 20  # bytes of one program: a kernel log has 1 MiB, a hundred inspections have less than 2
 INSIDE_S = 120  # for one container of the image: torch is read from a cold disk
 # Runs in the image. device_count asks the driver how many GPUs the process may use; no kernel and no memory on a GPU.
 INSIDE = r"""
@@ -66,16 +70,61 @@ def read(path: str) -> Optional[str]:  # noqa: UP045 - Python 3.9
         return None
 
 
-def ended(*argv: str, timeout: float = 20) -> Optional[Tuple[int, str]]:  # noqa: UP006, UP045
-    """Exit status and standard output of a program; None where it is absent or did not end in time (s). No shell."""
+def asked(*argv: str, timeout: float = 20) -> Tuple[Optional[int], str, str]:  # noqa: UP006, UP045
+    """Exit status of a program, its standard output, and what it said last when it failed. No shell, no input.
+
+    (None, "", why) where it is absent, does not end in time (s) or prints without end: then it and all that it started
+    are killed, also when this program is interrupted.
+    """
     if shutil.which(argv[0]) is None:
-        return None
+        return None, "", "%s is not installed" % argv[0]  # noqa: UP031
     try:
-        done = subprocess.run(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout,
-                              check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+        child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 start_new_session=True)
+    except OSError as error:
+        return None, "", "%s cannot be started: %s" % (argv[0], error.strerror)  # noqa: UP031
+    assert child.stdout is not None and child.stderr is not None
+    pipes, out, last, finished = {child.stdout.fileno(), child.stderr.fileno()}, bytearray(), b"", False
+    end = time.monotonic() + timeout
+    try:
+        while pipes:
+            ready = select.select(list(pipes), [], [], max(0.0, end - time.monotonic()))[0]
+            if not ready:
+                return None, "", "%s did not answer in %g s" % (argv[0], timeout)  # noqa: UP031
+            for pipe in ready:
+                chunk = os.read(pipe, 1 << 16)
+                if not chunk:
+                    pipes.discard(pipe)
+                elif pipe == child.stderr.fileno():
+                    last = (last + chunk)[-4096:]
+                else:
+                    out += chunk
+            if len(out) > MAX_OUTPUT:
+                return None, "", "%s printed more than %d MiB" % (argv[0], MAX_OUTPUT >> 20)  # noqa: UP031
+        child.wait(max(0.1, end - time.monotonic()))
+        finished = True
+    except subprocess.TimeoutExpired:
+        return None, "", "%s did not end in %g s" % (argv[0], timeout)  # noqa: UP031
+    finally:
+        if not finished:  # its group too: a client may have started others that hold the pipes
+            with contextlib.suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        child.stdout.close()
+        child.stderr.close()
+    said = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return child.returncode, out.decode("utf-8", "replace"), said if child.returncode else ""
+
+
+def ended(*argv: str, timeout: float = 20) -> Optional[Tuple[int, str]]:  # noqa: UP006, UP045
+    """Exit status and standard output of a program; None where it is absent or did not end in time (s)."""
+    status, out, _ = asked(*argv, timeout=timeout)
+    return None if status is None else (status, out)
+
+
+def shown(value: object) -> str:
+    """The first 200 characters of a text from elsewhere, without what a terminal would act on."""
+    return "".join(c if c.isprintable() else " " for c in str(value)[:200])
 
 
 def run(*argv: str) -> Optional[str]:  # noqa: UP045
@@ -87,7 +136,7 @@ def run(*argv: str) -> Optional[str]:  # noqa: UP045
 def as_json(text: Optional[str]) -> Any:  # noqa: UP045
     try:
         return json.loads(text) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -186,7 +235,7 @@ def firmware_bundles() -> Optional[List[str]]:  # noqa: UP006, UP045
     """PLDM bundle of each GPU, without repetition."""
     out = set()
     for row in smi_rows("firmware"):
-        for entry in row.get("fw_list") or []:
+        for entry in entries(row.get("fw_list")):
             name = str(entry.get("fw_id", entry.get("fw_name", ""))) if isinstance(entry, dict) else ""
             if "PLDM" in name.upper():
                 out.add(str(entry.get("fw_version", "")))
@@ -199,6 +248,11 @@ def part(of: Dict[str, Any], key: str) -> Dict[str, Any]:  # noqa: UP006
     return value if isinstance(value, dict) else {}
 
 
+def entries(value: Any) -> List[Any]:  # noqa: UP006
+    """A list, [] when it is absent or something else."""
+    return value if isinstance(value, list) else []
+
+
 def engine_info(engine: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
     """Where the engine that answers really runs: operating system, kernel, rootless, its data root."""
     raw = as_json(run(engine, "info", "--format", "{{json .}}"))
@@ -208,7 +262,7 @@ def engine_info(engine: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
     security, system = part(host, "security"), part(host, "distribution")
     return {"engine": engine, "os": str(raw.get("OperatingSystem") or system.get("distribution") or ""),
             "kernel": str(raw.get("KernelVersion") or host.get("kernel") or ""),
-            "rootless": bool(security.get("rootless")) or any("rootless" in str(o) for o in options or []),
+            "rootless": bool(security.get("rootless")) or any("rootless" in str(o) for o in entries(options)),
             "root": str(raw.get("DockerRootDir") or store.get("graphRoot") or "")}
 
 
@@ -222,7 +276,7 @@ def image_facts(engine: str, image: str) -> Tuple[Optional[bool], Dict[str, Any]
     if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict):
         return (False if run(engine, "info") is not None else None), {}
     settings = part(listed[0], "Config")
-    env = dict(str(e).partition("=")[::2] for e in settings.get("Env") or [])
+    env = dict(str(e).partition("=")[::2] for e in entries(settings.get("Env")))
     out: Dict[str, Any] = {"user": str(settings.get("User") or listed[0].get("User") or "0:0")}  # noqa: UP006
     for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS"):
         archs = re.findall(r"gfx[0-9a-f]{3,5}\b", env.get(name, ""))
@@ -237,7 +291,7 @@ def image_facts(engine: str, image: str) -> Tuple[Optional[bool], Dict[str, Any]
     return True, out
 
 
-def inside_image(engine: str, image: str, user: str, numbers: List[int]) -> Tuple[Dict[str, Any], str]:  # noqa: UP006
+def inside_image(engine: str, image: str, user: str, groups: List[str]) -> Tuple[Dict[str, Any], str]:  # noqa: UP006
     """What one container of the image sees, started with the devices and groups of the deployment, and removed.
 
     ({}, why) when it did not end well. It pulls nothing, has no network, and can write nothing.
@@ -248,18 +302,44 @@ def inside_image(engine: str, image: str, user: str, numbers: List[int]) -> Tupl
     for device in ("/dev/kfd", "/dev/dri"):
         if os.path.exists(device):  # noqa: PTH110
             argv += ["--device", device]
-    for number in numbers:
-        argv += ["--group-add", str(number)]
+    for group in groups:
+        argv += ["--group-add", group]
     if user:
         argv += ["--user", user]
-    done = ended(*argv, image, "-c", INSIDE, timeout=INSIDE_S)
-    if done is None:
-        run(engine, "rm", "--force", name)  # its client was ended, the container may live on; the name is ours alone
-        return {}, f"a container of the image did not answer in {INSIDE_S} s"
-    found = as_json(done[1].strip().rpartition("\n")[2])
-    if done[0] != 0 or not isinstance(found, dict):
-        return {}, f"a container of the image ended with {done[0]} and no answer"
-    return found, str(found.get("torch_error") or "the image does not say")
+    status = None
+    try:
+        status, out, why = asked(*argv, image, "-c", INSIDE, timeout=INSIDE_S)
+    finally:
+        if status is None:  # its client was ended, the container may live on; the name is ours alone
+            run(engine, "rm", "--force", name)
+    if status is None:
+        return {}, f"a container of the image gave no answer: {why}"
+    found = as_json(out.strip().rpartition("\n")[2])
+    if status != 0 or not isinstance(found, dict):
+        return {}, f"a container of the image ended with {status} and no answer" + (f": {shown(why)}" if why else "")
+    return answer(found), shown(found.get("torch_error") or "the image does not say")
+
+
+def answer(found: Dict[str, Any]) -> Dict[str, Any]:  # noqa: UP006
+    """What INSIDE prints, without what has another type: an image's python3 may be anything."""
+    inner = part(found, "image")
+    out: Dict[str, Any] = {}  # noqa: UP006
+    groups = {str(n): g for n, g in part(inner, "groups").items() if type(g) is int}
+    image: Dict[str, Any] = {"groups": groups} if isinstance(inner.get("groups"), dict) else {}  # noqa: UP006
+    archs, version = inner.get("archs"), inner.get("rocm_version")
+    if isinstance(archs, list) and archs and all(isinstance(a, str) for a in archs):
+        image["archs"] = archs
+    if isinstance(version, str):
+        image["rocm_version"] = version
+    out["image"] = image
+    numbers, opened, counted = (found.get(k) for k in ("container_groups", "open_kfd_rdwr", "torch_device_count"))
+    if isinstance(numbers, list) and all(type(n) is int for n in numbers):
+        out["container_groups"] = numbers
+    if isinstance(opened, str) and re.match(r"[A-Z0-9]{2,20}$", opened):
+        out["open_kfd_rdwr"] = opened
+    if type(counted) is int:
+        out["torch_device_count"] = counted
+    return out
 
 
 def kfd_nodes() -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, UP045
@@ -362,8 +442,10 @@ def containers(engine: str) -> Optional[List[Dict[str, Any]]]:  # noqa: UP006, U
         return None
     out = []
     for row in rows:
-        host = row.get("HostConfig") or {}
-        paths = [str(d.get("PathOnHost", "")) for d in host.get("Devices") or [] if isinstance(d, dict)]
+        if not isinstance(row, dict) or not isinstance(row.get("Id"), str):
+            return None  # not the inspection of containers
+        host = part(row, "HostConfig")
+        paths = [str(d.get("PathOnHost", "")) for d in entries(host.get("Devices")) if isinstance(d, dict)]
         out.append({"name": str(row.get("Name", "")).strip("/"), "id": str(row.get("Id", ""))[:12], "engine": engine,
                     "gpu": bool(host.get("Privileged")) or any(p.startswith(("/dev/kfd", "/dev/dri")) for p in paths)})
     return out
@@ -458,10 +540,13 @@ def of_image(facts: Dict[str, Any], image: str, engine: str, user: str, groups: 
     if present:
         why = "only a container of the image can tell, and --inside-image was not given"
     if present and inside:
-        seen, why = inside_image(engine, image, user, group_numbers(groups, nodes))
-        config.update({k: v for k, v in part(seen, "image").items() if v is not None})
+        # podman's word for all groups of who starts it: numbers would be others in its user namespace.
+        kept = engine == "podman" and "keep-groups" in groups.split(",")
+        given = ["keep-groups"] if kept else [str(number) for number in group_numbers(groups, nodes)]
+        seen, why = inside_image(engine, image, user, given)
+        config.update(part(seen, "image"))
         facts["probe"].update({k: seen[k] for k in ("open_kfd_rdwr", "container_groups") if k in seen})
-        if isinstance(seen.get("torch_device_count"), int):
+        if "torch_device_count" in seen:
             facts["torch_device_count"] = seen["torch_device_count"]
     if config:
         facts["image"] = config
