@@ -30,14 +30,15 @@ def largest_legal(profile: Profile, ep_size: int) -> int | None:
 def heap_and_buffers(profile: Profile, ep_size: int, tokens: int, *, mega: bool) -> tuple[int | None, int | None]:
     """(symmetric heap needed, ordinary device memory) of one rank in bytes.
 
-    With the fused path the adapter builds no mori operator; without it ATOM builds one from the same heap.
+    With the fused path the adapter builds no mori operator; without it ATOM builds one from the same heap. mori takes
+    a little of the heap itself when it starts; the adapter's own check at start counts it, too.
     """
     shape = geometry(profile, ep_size, tokens)
     if shape is None:
         return None, None
     if not mega:
-        return limits.mori_op_bytes(shape, tokens), None
-    return limits.megamoe_heap_bytes(shape), limits.megamoe_hbm_bytes(shape)
+        return limits.mori_op_bytes(shape, tokens) + limits.MORI_SYNC_BYTES, None
+    return limits.megamoe_heap_bytes(shape) + limits.MORI_SYNC_BYTES, limits.megamoe_hbm_bytes(shape)
 
 
 def heap_to_ask_for(profile: Profile, ep_size: int, tokens: int, *, mega: bool) -> int | None:
