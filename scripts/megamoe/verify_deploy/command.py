@@ -32,7 +32,7 @@ def _outcome(deploy: str, inspect: str, facts: str) -> Outcome:
     from megamoe.plan.command import read_facts
     from megamoe.plan.container import build
     from megamoe.plan.judge import judge
-    from megamoe.verify_deploy.compare import IDENTITY, compare
+    from megamoe.verify_deploy.compare import IDENTITY, compare, restarts
     from megamoe.verify_deploy.inspection import ask_engine, one_container, read_inspection
 
     known = read_facts(facts)
@@ -60,6 +60,18 @@ def _outcome(deploy: str, inspect: str, facts: str) -> Outcome:
         for row in rows
         if row.state == "drift"
     ]
+    if (again := restarts(entry)) > 0:
+        engine = loaded.deploy.container.engine
+        findings.append(
+            Finding(
+                "restarted",
+                "warn",
+                f"{engine} started {spec.name} {again} time(s) again after it had ended",
+                "what runs is the plan, but the server did not stay up, and each start costs its load",
+                f"`{engine} logs {spec.name} >all.log 2>&1`, then `megamoe diagnose all.log` names what ended it",
+                host=loaded.deploy.host,
+            )
+        )
     unknown = [row for row in rows if row.state == "unknown"]
     if unknown:
         findings.append(

@@ -59,7 +59,16 @@ def compare(
     return rows
 
 
+_BESIDE = {  # flags that engines print next to a status that may still read "running"
+    "Paused": "paused",
+    "Restarting": "being restarted",
+    "OOMKilled": "the kernel killed a process of it for memory",
+    "Dead": "dead: its removal failed",
+}
+
+
 def _state(inspect: dict[str, Any]) -> Row:
+    """Running and nothing against it. Older podman calls Health Healthcheck."""
     state = mapping(inspect, "State")
     status = next((s for s in (state.get("Status"), state.get("Running")) if isinstance(s, (str, bool))), None)
     if status is None:
@@ -67,9 +76,22 @@ def _state(inspect: dict[str, Any]) -> Row:
     shown = "running" if status is True else "not running" if status is False else status
     if shown != "running" and "ExitCode" in state:
         shown += f" (exit code {state['ExitCode']}{', out of memory' if state.get('OOMKilled') is True else ''})"
-    if shown == "running" and mapping(state, "Health").get("Status") == "unhealthy":
-        shown = "running, but its health check fails"
-    return compared("state", "running", shown, shown == "running")
+    if shown != "running":
+        return compared("state", "running", shown, False)
+    against = [said for flag, said in _BESIDE.items() if state.get(flag) is True]
+    health = [mapping(state, key).get("Status") for key in ("Health", "Healthcheck")]
+    against += ["its health check fails"] if "unhealthy" in health else []
+    if against:
+        return compared("state", "running", f"running, but {', '.join(against)}", False)
+    odd = [f"{flag} is {state[flag]!r:.40}" for flag in _BESIDE if not isinstance(state.get(flag, False), bool)]
+    return unknown("state", "running", f"{', '.join(odd)}, which no engine prints") if odd else compared(
+        "state", "running", shown, True)
+
+
+def restarts(inspect: dict[str, Any]) -> int:
+    """How often the engine started it again after it had ended; 0 where the inspection does not say."""
+    count = inspect.get("RestartCount")
+    return count if isinstance(count, int) and not isinstance(count, bool) else 0
 
 
 def _image(spec: ContainerSpec, inspect: dict[str, Any]) -> Row:
