@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from megamoe.deploy.schema import Ulimit
 from megamoe.deploy.sizes import GIB, engine_bytes, human
 from megamoe.plan.container import digest_of, host_groups
 from megamoe.plan.effective import CACHE_DIR_IN_CONTAINER, STATUS_DIR_IN_CONTAINER
@@ -56,6 +57,7 @@ _CAPS = """
 """
 _MAX_ID = 2147483647  # opencontainers/runc libcontainer/user: the largest uid and gid that the engines take
 MIN_STOP_TIMEOUT = 60  # seconds; ROCm/ATOM closes its ranks within 5 s + 1 s after open requests have ended
+MEMLOCK_DEFAULT = 8 << 20  # the kernel's own hard limit (MLOCK_LIMIT), which a user has where nobody raised it
 
 
 def image(c: Context) -> Iterator[Hit]:
@@ -486,6 +488,7 @@ def rights(c: Context) -> Iterator[Hit]:
                 "raise hard or lower soft",
                 "container.ulimits",
             )
+    yield from _rootless_memlock(c)
     if any("infiniband" in d for d in c.container.devices or []) and c.mega:
         memlock = (c.container.ulimits or c.profile.container["ulimits"]).get("memlock")
         if memlock not in (-1,) and getattr(memlock, "hard", None) != -1:
@@ -497,6 +500,27 @@ def rights(c: Context) -> Iterator[Hit]:
                 "container.devices",
                 "container.ulimits",
             )
+
+
+def _rootless_memlock(c: Context) -> Iterator[Hit]:
+    """Only root raises a limit above the user's hard one, and -1 is not cut down to it (podman issue 19319)."""
+    given = c.container.ulimits
+    limit = (given if given is not None else c.profile.container["ulimits"]).get("memlock")
+    hard = limit.hard if isinstance(limit, Ulimit) else limit
+    if c.container.engine != "podman" or not c.container.rootless or hard is None or 0 <= hard <= MEMLOCK_DEFAULT:
+        return
+    yield warn(
+        "memlock_rootless",
+        f"podman is rootless and the memlock limit is {'unlimited' if hard == -1 else f'{hard} bytes'}"
+        + ("" if given is not None else " (the profile's default)"),
+        "where that is above the user's own hard limit, the container does not start: 'crun: setrlimit "
+        "`RLIMIT_MEMLOCK`: Operation not permitted'",
+        "give the user 'memlock unlimited' (hard) in /etc/security/limits.d and LimitMEMLOCK=infinity in a drop-in of "
+        "user@.service, log in anew and check with `ulimit -Hl`; or give container.ulimits without memlock",
+        "container.ulimits",
+        "container.rootless",
+        "container.engine",
+    )
 
 
 def _capabilities(c: Context) -> Iterator[Hit]:

@@ -185,3 +185,32 @@ def test_fit_says_that_a_file_it_does_not_understand_has_no_nearest_plan() -> No
 @pytest.mark.parametrize("spelled", ["HEAP_TOO_SMALL", "heap-too-small", "Heap_Too_Small"])
 def test_a_code_is_explained_in_any_letter_case(spelled: str) -> None:
     assert explain(spelled).data["code"] == "heap_too_small"
+
+
+ROOTLESS = {"container__engine": "podman", "container__rootless": True, "container__group_add": ["keep-groups"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        (ROOTLESS, "unlimited (the profile's default)"),
+        ({**ROOTLESS, "container__ulimits": {"memlock": -1}}, "unlimited"),
+        ({**ROOTLESS, "container__ulimits": {"memlock": {"soft": 8, "hard": 1 << 40}}}, "1099511627776 bytes"),
+        ({**ROOTLESS, "container__ulimits": {"memlock": 65536}}, None),
+        ({**ROOTLESS, "container__ulimits": {"stack": 67108864}}, None),
+        ({**ROOTLESS, "container__ulimits": {}}, None),
+        ({**ROOTLESS, "container__rootless": False, "container__group_add": ["44"]}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_rootless_engine_that_is_to_raise_memlock_is_warned_of_with_the_remedy(
+    changes: dict[str, Any], shown: str | None
+) -> None:
+    outcome = plan(**changes)
+    assert outcome.exit_code is Exit.PASS, outcome.findings
+    found = [f for f in outcome.findings if f.code == "memlock_rootless"]
+    assert [(f.severity, f.what.partition("memlock limit is ")[2]) for f in found] == (
+        [("warn", shown)] if shown else []
+    )
+    assert all("ulimit -Hl" in f.fix for f in found)
