@@ -23,10 +23,16 @@ def main() -> int:
     parser.add_argument("--golden", type=Path, default=None)
     options = parser.parse_args()
     try:
-        from kernel_lane.capture.cases import find
+        from kernel_lane.capture.cases import Case
+        from kernel_lane.capture.parts import choose
+        from kernel_lane.capture.parts_session import capture_part
         from kernel_lane.capture.session import capture
 
-        figures = capture(find(options.case), options.flydsl, options.out, golden=options.golden)
+        case = choose(options.case)
+        if isinstance(case, Case):
+            figures = capture(case, options.flydsl, options.out, golden=options.golden)
+        else:
+            figures = capture_part(case, options.flydsl, options.out, golden=options.golden)
     except Problem as problem:
         print("\n" + json.dumps({"problem": [asdict(r) for r in problem.reasons], "exit": int(problem.exit_code)}))
         return int(problem.exit_code)

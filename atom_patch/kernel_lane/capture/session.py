@@ -146,12 +146,16 @@ def capture(case: Case, flydsl: Path, folder: Path, *, golden: Path | None = Non
         return work
 
     session.run([rank_work(r) for r in range(case.ranks)])
-    provenance = asdict(case) | {
-        "flydsl": importlib.metadata.version("flydsl"), "torch": torch.__version__, "linker": rocm.linker_version(),
-        "golden_file": golden.name if golden else None,
-        "edits": sorted(kernel_edits.present(verify_files(flydsl))),
-        "launches": sum(len(s.get("launches", [])) for s in session.recorder.steps),
-        "instructions": session.recorder.instructions, "equal_in_order": all(equal),
-    }  # fmt: skip
+    provenance = asdict(case) | {"golden_file": golden.name if golden else None} | figures(session, all(equal))
     session.recorder.save(folder, provenance, case.ranks)
     return provenance
+
+
+def figures(session: Session, equal: bool) -> dict[str, Any]:
+    """What a capture was made with, and what it showed; `equal`: in order, every expectation was met."""
+    return {
+        "flydsl": importlib.metadata.version("flydsl"), "torch": torch.__version__, "linker": rocm.linker_version(),
+        "edits": sorted(kernel_edits.present(verify_files(session.flydsl))),
+        "launches": sum(len(s.get("launches", [])) for s in session.recorder.steps),
+        "instructions": session.recorder.instructions, "equal_in_order": equal,
+    }  # fmt: skip

@@ -46,9 +46,9 @@ def command(
 
 def capture(flydsl: Path, case: str, out: Path, golden: Path | None, python: str, timeout_s: int) -> Outcome:
     """Runs kernel_lane.capture in flydsl's Python, since that is rarely the one that runs `megamoe`."""
-    from kernel_lane.capture.cases import find
+    from kernel_lane.capture.parts import choose
 
-    find(case)
+    choose(case)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
