@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -32,7 +33,9 @@ def preflight(
 
 def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "", inside: bool = False) -> Outcome:
     from megamoe.deploy.load import require_deploy
-    from megamoe.preflight.judge import judge, says_nothing
+    from megamoe.preflight.judge import judge
+    from megamoe.preflight.provenance import provenance
+    from megamoe.preflight.reading import Recorded
 
     deploy = require_deploy(path)
     facts: dict[str, Any]
@@ -56,11 +59,14 @@ def _outcome(path: str, facts_path: str, collect: bool, kernels: str = "", insid
             raise Problem("facts_not_an_object", what=f"{facts_path}: the facts are a {type(loaded).__name__}",
                           why="facts are one JSON object", fix="write {...}")
         facts = loaded
-        if says_nothing(facts):
-            raise Problem("facts_empty", what=f"{facts_path}: no fact of a host is in it", why="nothing could be "
-                          "judged, and what was not judged has not passed", fix="give the file that `megamoe preflight "
-                          "DEPLOY --collect --json` wrote on the host (its data.facts)", exit_code=Exit.NO_EVIDENCE)
-    findings = [replace(f, host=deploy.host) for f in judge(facts, deploy)]
+    recorded = Recorded(facts)
+    judged = judge(recorded, deploy)
+    if not recorded.read:
+        raise Problem("facts_empty", what=f"{facts_path or 'this host'}: no fact that this deployment is judged by is "
+                      "there", why="nothing could be judged, and what was not judged has not passed",
+                      fix="give the file that `megamoe preflight DEPLOY --collect --json` wrote on the host (its "
+                      "data.facts)", exit_code=Exit.NO_EVIDENCE)
+    findings = [replace(f, host=deploy.host) for f in [*judged, *provenance(facts, deploy, time.time())]]
     # Facts that somebody chose to give may be partial: what is absent is listed as unknown. Where we collected
     # ourselves, not being able to know is a finding of its own.
     unknown = [] if collect else [f for f in findings if f.code.startswith("UNKNOWN_")]

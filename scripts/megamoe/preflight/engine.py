@@ -13,9 +13,8 @@ def engine(facts: Facts, deploy: Deploy) -> list[Finding]:
     engines = facts.get("engines")
     wanted = deploy.container.engine
     if not isinstance(engines, dict):
-        return [
-            unknown("ENGINE", "the container engine is unknown", f"{wanted} is planned", "collect facts on the host")
-        ]
+        said = unknown("ENGINE", "the container engine is unknown", f"{wanted} is planned", "collect facts on the host")
+        return [said, *_beside(facts, deploy)]
     if wanted not in engines:
         return [
             finding(
@@ -26,12 +25,18 @@ def engine(facts: Facts, deploy: Deploy) -> list[Finding]:
                 "role container_engine installs it",
             )
         ]
-    return [*_init(facts, deploy), *_version(text(engines[wanted]), deploy), *_own(facts, deploy), *_cdi(facts, deploy)]
+    return [*_version(text(engines[wanted]), deploy), *_beside(facts, deploy)]
+
+
+def _beside(facts: Facts, deploy: Deploy) -> list[Finding]:
+    """What has facts of its own, and is judged without the engine's version, too."""
+    return [*_init(facts, deploy), *_own(facts, deploy), *_cdi(facts, deploy)]
 
 
 def _init(facts: Facts, deploy: Deploy) -> list[Finding]:
     """podman's --init needs a program of its own, which distributions package apart (seen with Debian's 4.3.1)."""
-    if deploy.container.engine != "podman" or not deploy.container.init or facts.get("podman_init") is not False:
+    there = facts.get("podman_init")
+    if deploy.container.engine != "podman" or not deploy.container.init or there is not False:
         return []
     return [finding("PODMAN_INIT_MISSING", "error", "podman has no catatonit, the plan has init: true",
                     "podman exits 125: 'container-init binary not found on the host'", "install the package catatonit")]

@@ -13,19 +13,6 @@ STRANDED_MB = 2048  # ROCm/rocm-systems#8263: more VRAM than this in use without
 
 
 DP_PORT = 29500  # ROCm/ATOM atom/config.py: the data-parallel group always takes it
-# What the judges read; a file with none of these, nor a port_<n>, says nothing about a host.
-READ = frozenset(
-    ("amdgpu_initstate", "archs", "cdi_specs", "clock_offset_s", "clock_synchronised", "cmdline", "containers",
-     "disk_docker", "disk_model", "dmesg", "driver_version", "engine_info", "engines", "env", "expected_gpus",
-     "firmware_bundle", "gpus", "host", "image", "image_present", "kernel", "kfd", "kfd_gpu_nodes", "kfd_processes",
-     "listening_ports", "lspci_accelerators", "model_bytes", "numa_balancing", "pci", "podman_init", "probe",
-     "ram_bytes", "rocm_smi_gpus", "shm", "shm_leftovers", "stale_locks", "torch_device_count", "unknown_because")
-)  # fmt: skip
-
-
-def says_nothing(facts: Facts) -> bool:
-    """Whether no fact of a host is in it: then nothing was judged, which is not a pass."""
-    return not any(name in READ or name.startswith("port_") for name in facts)
 
 
 def judge(facts: Facts, deploy: Deploy) -> list[Finding]:
@@ -166,9 +153,9 @@ def _listening(facts: Facts) -> dict[int, str] | None:
         row = entry if isinstance(entry, dict) else {"port": entry}
         if 0 < (port := num(row.get("port")) or 0) < 65536:
             held[int(port)] = _holder(row)
-    for name, value in facts.items():
-        if name.startswith("port_") and 0 < (port := num(name[5:]) or 0) < 65536 and mapping(value):
-            held[int(port)] = _holder(mapping(value))
+    for name in facts:
+        if name.startswith("port_") and 0 < (port := num(name[5:]) or 0) < 65536 and mapping(facts[name]):
+            held[int(port)] = _holder(mapping(facts[name]))
     return held if held or isinstance(listed, list) else None
 
 

@@ -10,6 +10,23 @@ from megamoe.envelope import Finding, Severity
 Facts = dict[str, Any]
 
 
+class Recorded(dict[str, Any]):
+    """Facts that know which of them were read: what no judge reads was not judged. Iterating reads only names."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self:
+            self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
 def finding(code: str, severity: Severity, what: str, why: str, fix: str) -> Finding:
     return Finding(code, severity, what, why, fix)
 
