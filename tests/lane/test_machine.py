@@ -215,6 +215,15 @@ def test_two_waves_using_one_lds_word_without_a_barrier_are_seen() -> None:
     assert "lds_unordered" not in kinds(run(lds_exchange(wait=True, barrier=True), threads=128, check_lds=True)[0])
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["same value", "another value"])
+def test_waves_that_write_one_lds_word_without_a_barrier_are_seen_where_the_values_differ(same: bool) -> None:
+    value = 129 if same else V  # the constant 1, or the work-item's number
+    body = [*pointers(), instruction("v_mov_b32", src=(value,), dst=V + 4),
+            instruction("v_mov_b32", src=(128,), dst=V + 5),
+            instruction("ds_write_b32", form="", src=(V + 5, V + 4, -1)), WAIT, END]  # fmt: skip
+    assert ("lds_unordered" in kinds(run(program(body, lds=1024), threads=128, check_lds=True)[0])) is not same
+
+
 def test_two_waves_writing_one_place_without_order_are_seen() -> None:
     body = [*pointers(), instruction("v_and_b32", src=(191, V), dst=V + 10), instruction("v_lshlrev_b32", src=(130,
     V + 10), dst=V + 10),

@@ -77,6 +77,8 @@ def test_an_unknown_case_names_layers_and_parts() -> None:
 def test_a_kernel_alone_is_exact_in_order_frozen_and_at_random(captured, case: str) -> None:  # type: ignore[no-untyped-def]
     executor = captured(case)
     assert all(exact(executor, s) for s in ("order", "frozen", *(f"random@{seed}" for seed in range(12))))
+    findings = [f for seed in range(4) for f in run(executor, f"random@{seed}", check_lds=True).findings]
+    assert case == "moe_sort_two" or "lds_unordered" not in {f.kind for f in findings}
     if case.startswith("quant"):
         assert all(exact(executor, f"{s}@{seed}") for s in ("late", "late:any", "slow") for seed in range(6))
     kernels = {launch["kernel"] for s in executor.bundle.steps for launch in s.get("launches", [])}

@@ -464,9 +464,11 @@ static void lds_conflict(Event *e, u32 word, int write) {
     q = n ? m->live[n] : 0;
     if (q && q != e && q->w != w) report(m, w, X_LDS_EARLY, e->ins->pc, q->ins->pc, q->w->block->launch->code, 0, ~0u, word * 4, write, 0);
 }
-static void lds_order(Event *e, u32 word, int write, int whole) {
+/* `same`: a write of what the word holds already, which no other wave can tell from none. */
+static void lds_order(Event *e, u32 word, int write, int whole, int same) {
     Block *b = e->w->block;
     u64 last = b->lds_writer[word];
+    if (last && same) return;
     if (!write && !last) report(e->w->m, e->w, X_LDS_UNWRITTEN, e->ins->pc, 0, 0, 0, ~0u, word * 4, 0, 0);
     if (!whole) { /* bytes of one word may be different waves': only that it was written is kept */
         if (write && !last) b->lds_writer[word] = (u64)(e->w->index + 1) << 32 | ~0u;
@@ -493,7 +495,8 @@ static void do_lds(Event *e) {
                 if (!inside) { if (e->action != L_WRITE) *x = 0; continue; }
                 if (e->action != L_READ && e->action != L_WRITE && !aligned(m, w, e->ins, a, 4)) continue;
                 if (w->block->dma) lds_conflict(e, (u32)(a / 4 + k), e->action != L_READ);
-                if (w->block->lds_writer) lds_order(e, (u32)(a / 4 + k), e->action != L_READ, n == 4);
+                if (w->block->lds_writer)
+                    lds_order(e, (u32)(a / 4 + k), e->action != L_READ, n == 4, e->action == L_WRITE && !memcmp(lds + a + 4 * k, x, n));
                 if (e->action == L_READ) {
                     u32 v = 0;
                     memcpy(&v, lds + a + 4 * k, n);
