@@ -29,7 +29,9 @@ def test_secrets_stand_in_the_one_file_that_needs_them_and_nowhere_else(tmp_path
     assert done.returncode != 0 and "node1 did not take release" in done.output
     (tmp_path / "output").write_text(done.output)
     searched = [p for p in tmp_path.rglob("*") if p.is_file()]
-    assert len(list((tmp_path / "facts").glob("*"))) >= 2 and list((tmp_path / "cluster/reports").rglob("*.json"))
+    # No play gathers or caches facts of Ansible's; a cache that came back would be searched as well.
+    reports = {p.name for p in (tmp_path / "cluster/reports").rglob("*.json")}
+    assert {"facts.json", "deploy.json", "smoke.json"} <= reports
     # The inventory is where the test put them (a vault in real life); uploads is what goes over SSH.
     allowed = {"hosts.yml", "gateway.test.uploads", "gateway.test.json"}
     found = {p.name for p in searched if any(s.encode() in p.read_bytes() for s in (KEY, PASSWORD))}

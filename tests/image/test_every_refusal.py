@@ -87,6 +87,8 @@ REFUSED = (
     Row("mega_needs_dp_attention", "tensor-parallel attention", drop=("--enable-dp-attention",)),
     Row("mega_needs_expert_parallel", "experts on every rank", drop=("--enable-expert-parallel",)),
     Row("experts_not_divisible", "seven ranks", ("-tp", "7")),
+    Row("heads_not_divisible", "attention heads over six ranks", ("-tp", "6", "--moe-backend", "standard"),
+        drop=("--enable-dp-attention",), env=STANDARD),
     Row("tensor_parallel_range", "sixteen ranks", ("-tp", "16")),
     Row("too_few_gpus", "sixteen ranks", ("-dp", "2")),
     Row("dp_attention_pcp", "a pair that ATOM rejects", ("-pcp", "2"), env=STANDARD),
