@@ -109,7 +109,7 @@ def test_smoke_shows_it_as_a_check_of_its_own(tmp_path: Path, monkeypatch: pytes
 
 def test_preflight_judges_it_when_it_is_given(tmp_path: Path) -> None:
     deploy = str(resource("tests/cases/base.yml"))
-    (tmp_path / "facts.json").write_text("{}")
+    (tmp_path / "facts.json").write_text('{"numa_balancing": 0}')  # one fact: none at all is no evidence
     (tmp_path / "good.json").write_text(json.dumps(saved()))
     (tmp_path / "bad.json").write_text(json.dumps(saved(kernel_edits=[])))
     without = _outcome(deploy, str(tmp_path / "facts.json"), False)
