@@ -6,6 +6,8 @@ mega_moe, kernels/comm): heap figures in HEAP are of a log that the real constru
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from megamoe.deploy.profiles import Profile, load_profile
 from megamoe.deploy.sizes import GIB
@@ -58,7 +60,7 @@ def expert_bytes(name: str) -> int:
     return 61 * (experts // RANKS) * (3 * hidden * inter // 2 + 3 * hidden * inter // 32)
 
 
-def changes(name: str, tokens: int, heap_bytes: int, **more: object) -> dict[str, object]:
+def changes(name: str, tokens: int, heap_bytes: int, **more: Any) -> dict[str, Any]:
     return {"model__profile": name, "args__max_num_batched_tokens": tokens, "args__max_num_seqs": 64,
             "env__MORI_SHMEM_HEAP_SIZE": str(heap_bytes), **more}  # fmt: skip
 
