@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from kernel_lane.execute import Executor, Run
 from kernel_lane.judge import compare
 from kernel_lane.machine.schedule import Schedule
 from megamoe_atom.problem import Problem
+from real import checkout, python_with
 
 SORTS = [p for p in PARTS.values() if isinstance(p, Sort)]
 QUANTS = [p for p in PARTS.values() if isinstance(p, Quant)]
@@ -95,6 +98,24 @@ def test_the_sort_without_a_mask_overwrites_prefix_sums_that_other_waves_still_r
     unordered = [f for f in done.findings if f.kind == "lds_unordered"]
     assert unordered and all(f.kernel.startswith("p23_kernel") for f in unordered)
     assert len({f.pc for f in unordered}) == 1, "the one read of both ends of an expert's rows"
+
+
+@pytest.mark.checkout
+@pytest.mark.slow
+def test_one_barrier_before_that_write_makes_the_sort_right(tmp_path: Path) -> None:
+    flydsl = checkout("MEGAMOE_FLYDSL_DIR")
+    python = python_with("flydsl.expr.buffer_ops, torch", "MEGAMOE_FLYDSL_PYTHON")
+    shutil.copytree(flydsl / "kernels", tmp_path / "kernels")
+    file = tmp_path / "kernels" / "moe" / "moe_sorting_kernel.py"
+    before, write, after = file.read_text().partition("            _lds_store_raw(cumsum_mr, local_idx_p23, tid)\n")
+    assert write
+    file.write_text(f"{before}            gpu.barrier()\n{write}{after}")
+    words = ["--flydsl", str(tmp_path), "--case", "moe_sort_four", "--out", str(tmp_path / "out"), "--python", python]
+    command = [sys.executable, "-m", "megamoe", "kernels", "capture", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:]
+    executor = Executor(Bundle.read(tmp_path / "out"))
+    assert all(exact(executor, s) for s in ("frozen", *(f"random@{seed}" for seed in range(12))))
 
 
 @pytest.mark.checkout
