@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 pytest.importorskip("ansible", reason="ansible is not installed (extra `deploy`)")
 
 from megamoe.deploy.load import parse_deploy
-from megamoe.preflight.judge import DP_PORT, ports
+from megamoe.deploy.schema import DP_PORT, INTERNAL_PORT, PORT
+from megamoe.preflight.judge import ports
 from rendered import gateway_config, servers_of
 from simulated import ANSIBLE, program
 
@@ -170,6 +171,8 @@ def test_a_node_is_not_refused_for_what_its_own_release_holds() -> None:
 
 def test_every_port_that_preflight_asks_for_is_forgiven_to_the_running_release() -> None:
     """Otherwise no serving node could be upgraded: the internal port and ATOM's 29500 are taken, too."""
+    filters = filters_of("preflight")
+    assert (filters.PORT, filters.INTERNAL_PORT, filters.DP_PORT) == (PORT, INTERNAL_PORT, DP_PORT)
     text = (ANSIBLE.parent / "tests/cases/base.yml").read_text()
     for change in ({}, {"port": 9000}, {"internal_port": 9001}):
         raw = yaml.safe_load(text)

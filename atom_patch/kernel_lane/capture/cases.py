@@ -7,6 +7,7 @@ Small CU counts keep the co-resident grids small. Tiny sets can hide faults: wai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -118,8 +119,8 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def find(name: str) -> Case:
-    """The case of that name.
+def find(name: str, beside: Iterable[str] = ()) -> Case:
+    """The case of that name; `beside`: what else the asker knows, for the error's list.
 
     Raises:
         Problem: case (exit 2).
@@ -128,8 +129,8 @@ def find(name: str) -> Case:
         raise Problem(
             "case",
             what=f"there is no case {name!r}",
-            why=f"known cases: {', '.join(CASES)}",
-            fix="choose one of them, or add one to kernel_lane/capture/cases.py",
+            why=f"known cases: {', '.join((*CASES, *beside))}",
+            fix="choose one of them, or add one to kernel_lane/capture/",
             exit_code=Exit.REFUSED,
         )
     return CASES[name]

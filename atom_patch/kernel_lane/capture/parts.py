@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megamoe_atom.problem import Exit, Problem
-
-from kernel_lane.capture.cases import CASES, Case
+from kernel_lane.capture.cases import Case, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,4 @@ def choose(name: str) -> Case | Part:
     Raises:
         Problem: case (exit 2).
     """
-    known = CASES | PARTS
-    if name not in known:
-        raise Problem(
-            "case",
-            what=f"there is no case {name!r}",
-            why=f"known cases: {', '.join(known)}",
-            fix="choose one of them, or add one to kernel_lane/capture/cases.py or parts.py",
-            exit_code=Exit.REFUSED,
-        )
-    return known[name]
+    return PARTS[name] if name in PARTS else find(name, beside=PARTS)

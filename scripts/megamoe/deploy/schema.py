@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PORT, INTERNAL_PORT = 8000, 8006
+DP_PORT = 29500  # ROCm/ATOM atom/config.py: the data-parallel group always takes it
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -48,8 +50,8 @@ class Args(_Strict):
     kv_cache_dtype: Literal["bf16", "fp8"] = Field(default="bf16", description="--kv_cache_dtype")
     index_cache_dtype: Literal["bf16", "fp8"] | None = Field(default=None, description="--index-cache-dtype")
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="engine's share of each GPU's memory")
-    port: int = Field(default=8000, ge=1, le=65535, description="HTTP port (--server-port)")
-    internal_port: int = Field(default=8006, ge=1, le=65535, description="rendezvous port of the ranks (--port)")
+    port: int = Field(default=PORT, ge=1, le=65535, description="HTTP port (--server-port)")
+    internal_port: int = Field(default=INTERNAL_PORT, ge=1, le=65535, description="rendezvous port of ranks (--port)")
     host: str = Field(default="0.0.0.0", description="address that the HTTP server binds")
     enforce_eager: bool = Field(default=False, description="--enforce-eager: no graphs")
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE"] | None = Field(default=None)

@@ -14,6 +14,7 @@ from typing import Any
 from megamoe_atom.problem import Exit
 
 from megamoe.deploy.load import Loaded, typed
+from megamoe.deploy.schema import DP_PORT, INTERNAL_PORT, PORT
 from megamoe.envelope import Finding, Outcome
 from megamoe.plan import arithmetic, memory
 from megamoe.plan.judge import judge, outcome_of
@@ -205,8 +206,8 @@ FIXERS: dict[str, Fixer] = {
     "memlock": lambda c: [("container.ulimits", {"memlock": -1, "stack": 67108864})],
     "profile_engine": lambda c: [("engine", c.profile.engine)],
     "port_taken": lambda c: (
-        [("args.internal_port", 8006 if c.args.port != 8006 else 8007)]
-        + ([("args.port", 8000)] if c.args.port == 29500 else [])
+        [("args.internal_port", INTERNAL_PORT + (c.args.port == INTERNAL_PORT))]
+        + ([("args.port", PORT)] if c.args.port == DP_PORT else [])
     ),
 }
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from megamoe.deploy.schema import Ulimit
+from megamoe.deploy.schema import DP_PORT, Ulimit
 from megamoe.deploy.sizes import GIB, engine_bytes, human
 from megamoe.plan.container import digest_of, host_groups
 from megamoe.plan.effective import CACHE_DIR_IN_CONTAINER, STATUS_DIR_IN_CONTAINER
@@ -596,15 +596,16 @@ def _twice(targets: dict[str, str], target: str, entry: str, field: str) -> Iter
     targets.setdefault(target, f"{entry!r} in {field}")
 
 
-def _over_code(entry: str, field: str) -> Hit:
-    return refuse(
-        "volume_over_code",
-        f"{field} has {entry!r}",
-        "it lays other code over the image's: the digest no longer says what runs, and Python of one version "
-        "over native code of another has answered wrongly with all kernel tests green",
-        "build an image with the change and pin its digest",
-        field,
-    )
+def _over_code(target: str, entry: str, field: str) -> Iterator[Hit]:
+    if _CODE.search(target) or _hides(target):
+        yield refuse(
+            "volume_over_code",
+            f"{field} has {entry!r}",
+            "it lays something else over the image's own files: the digest no longer says what runs, and Python of one "
+            "version over native code of another has answered wrongly with all kernel tests green",
+            "build an image with the change and pin its digest",
+            field,
+        )
 
 
 def tmpfs(c: Context) -> Iterator[Hit]:
@@ -624,8 +625,7 @@ def tmpfs(c: Context) -> Iterator[Hit]:
             )
             continue
         yield from _twice(targets, target, entry, "container.tmpfs")
-        if _CODE.search(target):
-            yield _over_code(entry, "container.tmpfs")
+        yield from _over_code(target, entry, "container.tmpfs")
 
 
 def volumes(c: Context) -> Iterator[Hit]:
@@ -699,20 +699,22 @@ def volumes(c: Context) -> Iterator[Hit]:
                 "mount the one directory that is needed",
                 "container.volumes",
             )
-        if _CODE.search(target) or _hides(target):
-            yield _over_code(volume, "container.volumes")
+        yield from _over_code(target, volume, "container.volumes")
     for name, path in (
         ("container.status_dir", c.container.status_dir),
         ("container.cache_dir", c.container.cache_dir),
         ("model.path", c.deploy.model.path),
         ("args.draft_model", c.args.draft_model),
     ):
-        why = "" if path is None else _unfit(path)
-        if path is not None and not why and name in ("model.path", "args.draft_model") and _hides(path):
+        if path is None:
+            continue
+        fix = "give an absolute host directory without ':', ',' or '..'"
+        why = _unfit(path)
+        if not why and name in ("model.path", "args.draft_model") and _hides(path):
             why = "it is mounted at the same path, where it would hide what the image needs"
-        if path is not None and why:
-            yield refuse("path_not_absolute", f"{name} is {path[:120]!r}", why,
-                         "give an absolute host directory without ':', ',' or '..'", name)
+            fix = "keep the model in a directory of its own, such as /models/NAME"
+        if why:
+            yield refuse("path_not_absolute", f"{name} is {path[:120]!r}", why, fix, name)
 
 
 def network(c: Context) -> Iterator[Hit]:
@@ -771,11 +773,11 @@ def network(c: Context) -> Iterator[Hit]:
             "args.internal_port",
         )
     for name, value in (("args.port", c.args.port), ("args.internal_port", c.args.internal_port)):
-        if value == 29500:
+        if value == DP_PORT:
             yield refuse(
                 "port_taken",
-                f"{name} is 29500",
-                "ATOM's data-parallel group always takes 29500",
+                f"{name} is {DP_PORT}",
+                "ATOM's data-parallel group always takes it",
                 "use another port",
                 name,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megamoe.deploy.schema import Deploy
+from megamoe.deploy.schema import DP_PORT, Deploy
 from megamoe.envelope import Finding
 from megamoe.preflight import hardware, storage
 from megamoe.preflight.engine import engine
@@ -12,7 +12,6 @@ from megamoe.preflight.reading import Facts, finding, mapping, num, rows, text, 
 STRANDED_MB = 2048  # ROCm/rocm-systems#8263: more VRAM than this in use without an owner is not bookkeeping
 
 
-DP_PORT = 29500  # ROCm/ATOM atom/config.py: the data-parallel group always takes it
 
 
 def judge(facts: Facts, deploy: Deploy) -> list[Finding]:

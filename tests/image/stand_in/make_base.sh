@@ -7,9 +7,9 @@
 set -euo pipefail
 out=$1 work=$2 python=$3 mirror=$4
 here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$work/debs"
 root=$(mktemp -d "$work/base.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
-mkdir -p "$work/debs"
 # A mount namespace of its own, so that its /proc goes away however it ends.
 unshare --mount debootstrap --variant=minbase --cache-dir="$work/debs" trixie "$root" ${MEGAMOE_DEBIAN_MIRROR:+"$MEGAMOE_DEBIAN_MIRROR"} >&2
 cp /etc/resolv.conf "$root/etc/resolv.conf"

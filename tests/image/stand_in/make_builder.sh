@@ -4,9 +4,9 @@
 set -euo pipefail
 tag=$1 work=$2
 packages=(docker.io docker-buildx docker-cli iptables ca-certificates skopeo git tini xz-utils)
+mkdir -p "$work/debs"
 root=$(mktemp -d "$work/builder.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
-mkdir -p "$work/debs"
 # A mount namespace of its own, so that its /proc goes away however it ends.
 unshare --mount debootstrap --variant=minbase --cache-dir="$work/debs" trixie "$root" ${MEGAMOE_DEBIAN_MIRROR:+"$MEGAMOE_DEBIAN_MIRROR"} >&2
 cp /etc/resolv.conf "$root/etc/resolv.conf"

@@ -95,6 +95,8 @@ REFUSED = [
     ({"container__tmpfs": ["tmp"]}, "tmpfs_malformed"),
     ({"container__tmpfs": ["/:size=1g"]}, "tmpfs_malformed"),
     ({"container__tmpfs": ["/app/ATOM"]}, "volume_over_code"),
+    ({"container__tmpfs": ["/usr"]}, "volume_over_code"),
+    ({"container__tmpfs": ["/etc:size=1m"]}, "volume_over_code"),
     (
         {"container__engine": "podman", "container__ipc": "container:x", "container__shm_size": "1g"},
         "podman_ipc_host_shm_size",
