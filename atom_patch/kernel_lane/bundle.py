@@ -232,7 +232,7 @@ class Bundle:
         starts, at = {}, PAGE
         for b in self.buffers:
             starts[b["name"]] = at
-            at += (b["bytes"] + PAGE - 1) // PAGE * PAGE + PAGE
+            at += (b["bytes"] + b.get("read_past", 0) + PAGE - 1) // PAGE * PAGE + PAGE
         need_memory("the bundle's buffers", 2 * at)
         arena = np.empty(at + PAGE, np.uint8)
         base = (-arena.ctypes.data) % PAGE

@@ -69,6 +69,7 @@ def _entries(ranks: int) -> dict[str, tuple[dict[str, Kind], dict[str, Kind]]]:
     size = whole(1, (1 << 31) - 1)
     buffer = {"name": TEXT, "rank": rank, "bytes": whole(0), "init": INIT}
     more = {"dtype": TEXT, "shape": listed(whole(0)), "align": whole(1), "heap": FLAG, "readonly": FLAG,
+            "read_past": whole(0, 1 << 24),
             "pointers": listed(POINTER)}  # fmt: skip
     launch = {"rank": rank, "name": TEXT, "kernel": TEXT, "code": CODE, "grid": listed(size, 3),
               "block": listed(size, 3), "dynamic_lds": whole(0, 163840), "kernarg": HEX,

@@ -96,6 +96,7 @@ class Executor:
                 b["rank"],
                 defined[b["name"]],
                 readonly=bool(b.get("readonly")),
+                read_past=b.get("read_past", 0),
             )
             for b in self.bundle.buffers
         }

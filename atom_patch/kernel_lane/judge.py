@@ -15,11 +15,12 @@ from kernel_lane.machine import Finding
 # Findings that are a fault of the kernel whatever the output says. The others are notes: reads whose value nothing
 # uses (padding rows, masked lanes) look the same as reads that matter, and only the output can tell.
 FAULTS = {
-    "write_past_end", "unmapped", "freed", "misaligned", "write_readonly", "register_early", "barrier_missed",
-    "lds_bounds", "unordered_write", "buffer_descriptor", "undefined_operand", "findings_lost",
+    "read_past_end", "write_past_end", "unmapped", "freed", "misaligned", "write_readonly", "register_early",
+    "barrier_missed", "lds_bounds", "unordered_write", "buffer_descriptor", "undefined_operand", "findings_lost",
 }  # fmt: skip
 WHY = {
     "read_past_end": "read beyond the end of the buffer",
+    "read_allowed": "read beyond the end of the buffer, no further than the bundle allows",
     "write_past_end": "write beyond the end of the buffer",
     "unmapped": "access where no buffer is",
     "freed": "access to memory that was given back",
@@ -42,6 +43,7 @@ WHY = {
     "undefined_operand": "operand for which the result is not known",
     "findings_lost": "more findings than are kept: the rest, faults or not, is not known",
 }
+_PAST = {"read_past_end", "read_allowed", "write_past_end"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,9 @@ def _bf16(raw: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 def place(f: Finding) -> str:
     """A finding in one line: what, where, by whom."""
-    where = f"{f.buffer} + {f.offset}" if f.buffer else f"{f.offset:#x}"
+    if f.kind in _PAST:
+        where = f"{f.buffer}, {f.offset} bytes past it"
+    else:
+        where = f"{f.buffer} + {f.offset}" if f.buffer else f"{f.offset:#x}"
     other = f", other side {f.other_kernel} at {f.other_pc:#x} on rank {f.other_rank}" if f.other_pc else ""
     return f"{WHY[f.kind]}: {where}, {f.kernel} at {f.pc:#x} on rank {f.rank}{other}, {f.count} times"

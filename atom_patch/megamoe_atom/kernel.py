@@ -20,7 +20,8 @@ from megamoe_atom import kernel_edits
 from megamoe_atom.problem import Exit, Problem, Reason
 
 
-def _blob_id(content: bytes) -> str:
+def blob_id(content: bytes) -> str:
+    """What `git hash-object` prints for these bytes (sha1 over "blob <size>" NUL content); needs no git."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -34,7 +35,7 @@ def _found(root: Path) -> dict[str, str]:
     found = {}
     for name in pinned_files()[1]:
         try:
-            found[name] = _blob_id((root / name).read_bytes())
+            found[name] = blob_id((root / name).read_bytes())
         except FileNotFoundError:
             found[name] = "missing"
         except OSError as error:

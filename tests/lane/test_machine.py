@@ -156,6 +156,67 @@ def test_a_publisher_frozen_after_its_flag_shows_what_it_had_not_written() -> No
     assert run(GOOD, READER, schedule="frozen")[1].copied
 
 
+LATE = ("late", "late:any", "scatter", "flag", "stall", "slow")
+
+
+def own_number(pointer: int) -> list[Instruction]:
+    """Each work-item stores 1000 + its number at its place."""
+    return [instruction("v_add_u32", src=(255, V), dst=V + 3, literal=1000), store(V + 3, pointer)]
+
+
+def other_wave(to: int) -> list[Instruction]:
+    """`to` = the address of the same lane of the block's other wave."""
+    return [instruction("v_xor_b32", src=(255, V + 1), dst=to, literal=256)]
+
+
+@pytest.mark.parametrize("schedule", LATE)
+def test_a_barrier_orders_a_blocks_stores_before_its_own_later_reads(schedule: str) -> None:
+    """One CU keeps the order of its waves' accesses to the same bytes: no wait is needed among themselves."""
+    body = [*pointers(), *own_number(4), BARRIER, *other_wave(V + 9), load(V + 6, 4, V + 9), WAIT, store(V + 6, 8), END]
+    for seed in range(5):
+        outcome, bufs = run(program(body), schedule=f"{schedule}@{seed}", threads=128)
+        assert bufs.out.data.view(np.uint32)[:128].tolist() == [1000 + (n ^ 64) for n in range(128)]
+        assert "stale_read" not in kinds(outcome)
+    assert "unordered_read" not in kinds(run(program(body), threads=128, check_races=True)[0])
+    unordered = [*body[:9], *body[10:]]
+    assert "unordered_read" in kinds(run(program(unordered), threads=128, check_races=True)[0]), "without the barrier"
+
+
+@pytest.mark.parametrize("schedule", LATE)
+def test_a_barrier_orders_a_blocks_reads_before_its_own_later_stores(schedule: str) -> None:
+    body = [*pointers(), *other_wave(V + 9), load(V + 6, 4, V + 9), BARRIER, *own_number(4), WAIT, store(V + 6, 8), END]
+    for seed in range(5):
+        _, bufs = run(program(body), schedule=f"{schedule}@{seed}", threads=128)
+        assert not bufs.out.data.any(), "the old content, since the loads came first"
+        assert bufs.data.data.view(np.uint32)[:128].tolist() == [1000 + n for n in range(128)]
+
+
+def test_another_block_does_not_see_that_order() -> None:
+    """The second wave's stores are announced by the first, behind a barrier: nobody has waited for them."""
+    announce = [instruction("v_readfirstlane_b32", src=(V,), dst=20),
+                instruction("s_cmp_eq_u32", form="", src=(20, 128)), WAIT_VM,
+                instruction("v_mov_b32", src=(129,), dst=V + 4), store(V + 4, 6, V + 2, flags=SYSTEM)]  # fmt: skip
+    body = [*pointers(), *own_number(4), BARRIER, *announce, END]
+    body.insert(-3, instruction("s_cbranch_scc0", form="", target=len(body)))
+    reader = [instruction("global_load_dword", form="", src=(V + 1, -1, 4), dst=V + 6, offset=256)
+              if i == load(V + 6, 4) else i for i in consumer()]  # fmt: skip
+
+    def both(schedule: str, **more: object) -> tuple[Outcome, bool]:
+        bufs = Bufs()
+        starts = [Start(program(c), (1, 1, 1), (threads, 1, 1), bufs.kernarg, rank, name=f"k{rank}")
+                  for rank, (c, threads) in enumerate(((body, 128), (reader, 64)))]  # fmt: skip
+        options = dataclasses.replace(Schedule.parse(schedule), limit=200_000, **more)  # type: ignore[arg-type]
+        sync, fresh = Sync(), Bufs()
+        again = [dataclasses.replace(s, kernarg=fresh.kernarg) for s in starts]
+        machine.run(again, fresh.all, Schedule(limit=200_000), sync=sync, discover=True)
+        outcome = machine.run(starts, bufs.all, options, sync=sync)
+        return outcome, bufs.out.data.view(np.uint32)[:64].tolist() == [1064 + n for n in range(64)]
+
+    outcome, right = both("order", check_races=True)
+    assert right and [(f.kind, f.buffer) for f in outcome.findings] == [("unordered_read", "data")]
+    assert not all(both(f"slow@{seed}")[1] for seed in range(20))
+
+
 def test_a_register_used_before_its_load_is_waited_for_is_named() -> None:
     body = [
         *pointers(),
@@ -244,18 +305,28 @@ def test_a_read_of_what_nobody_has_written_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "kind", "stops"), [(1024 - 4 * 63, "read_past_end", False), (4095, "read_past_end", True)]
+    ("offset", "allowed", "kind"),
+    [
+        (1024 - 4 * 63, 0, "read_past_end"),
+        (1024 - 4 * 63, 3, "read_past_end"),
+        (1024 - 4 * 63, 4, "read_allowed"),
+        (1024, 255, "read_past_end"),
+        (1024, 256, "read_allowed"),
+        (4095, 256, "unmapped"),
+    ],
 )
-def test_a_read_past_the_end_is_named_and_a_far_one_stops(offset: int, kind: str, stops: bool) -> None:
+def test_a_read_past_the_end_stops_the_run_unless_the_buffer_allows_it(offset: int, allowed: int, kind: str) -> None:
     body = [
         *pointers(),
         instruction("global_load_dword", form="", src=(V + 1, -1, 4), dst=V + 6, offset=offset),
         WAIT,
         END,
     ]
-    outcome, _ = run(program(body))
-    assert (outcome.stop == "fault") is stops
-    assert kinds(outcome) == ({"unmapped"} if stops else {kind}) or stops
+    bufs = Bufs()
+    bufs.data.read_past = allowed
+    outcome, _ = run(program(body), bufs=bufs)
+    assert outcome.stop == ("" if kind == "read_allowed" else "fault")
+    assert kind in kinds(outcome) and (kind in FAULTS) is (kind != "read_allowed")
 
 
 def test_a_write_past_the_end_stops_the_run_and_names_the_buffer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import own_bundle
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kernel_lane import elf
 from kernel_lane.bundle import Bundle
 from kernel_lane.capture import upstream
 from kernel_lane.capture.hip import Launch
-from kernel_lane.capture.recorder import Recorder
+from kernel_lane.capture.recorder import Recorder, Tracked, read_past
 from kernel_lane.execute import Executor
 from kernel_lane.judge import compare
 from megamoe_atom.problem import Problem
@@ -68,6 +69,22 @@ def test_two_launches_with_a_host_write_between_become_a_bundle_that_says_the_sa
     assert [next(iter(s)) for s in bundle.steps] == ["launches", "host", "launches", "expect", "expect"]
     run = Executor(bundle).run()
     assert run.stop == "" and compare(bundle, run.results) == []
+    # A flag of 4 bytes in a block of 512; numbers that fill their blocks.
+    assert {(b["bytes"], b["read_past"]) for b in bundle.buffers} == {(4, 508), (4 * COUNT, 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "heap", "allowed"),
+    [("r0.gm.running", 192, True, 64), ("r1.gm.running", 256, True, 0), ("r0.x", 1024, False, 0),
+     ("r0.op.tok_id_to_src", 4096, False, 4), ("r0.op.tok_id_to_src", 100, False, 412),
+     ("r1.s1_sti", 512, False, 4 * 32 * 256), ("r1.sti", 513, False, 511)],
+)  # fmt: skip
+def test_what_may_be_read_past_a_tensor_is_the_rest_of_its_block_or_known_of_the_kernels(
+    name: str, size: int, heap: bool, allowed: int
+) -> None:
+    t = Tracked(np.zeros(size, np.uint8), 0, None, heap)
+    t.name = name
+    assert read_past(t, 256) == allowed
 
 
 def test_a_kernel_that_touches_memory_which_the_host_code_let_go_is_stopped_and_the_buffer_named(

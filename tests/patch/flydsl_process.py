@@ -173,7 +173,17 @@ def ledger() -> dict[str, object]:
             )  # fmt: skip
             del instance
     different = [r for r in rows if (r["heap"], r["hbm"], r["let_go"]) != (r["our_heap"], r["our_hbm"], True)]
-    return {"rows": rows, "different": different}
+    return {"rows": rows, "different": different, "unpinned": unpinned()}
+
+
+def unpinned() -> list[str]:
+    """Files of the checkout that have been imported and whose content nobody checks."""
+    from megamoe_atom.kernel import pinned_files
+
+    files = [Path(m.__file__).resolve() for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
+    loaded = {f.relative_to(FLYDSL).as_posix() for f in files if f.is_relative_to(FLYDSL / "kernels")}
+    assert "kernels/mega_moe/mega_moe.py" in loaded
+    return sorted(loaded - set(pinned_files()[1]))
 
 
 def load() -> dict[str, object]:

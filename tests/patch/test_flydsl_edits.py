@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from megamoe.patch import command
-from megamoe.patch.rules import blob_id, load_rules, load_upstream, transform
+from megamoe.patch.rules import load_rules, load_upstream, transform
 from megamoe.resources import resource
 from megamoe_atom import kernel_edits
-from megamoe_atom.kernel import pinned_files
+from megamoe_atom.kernel import blob_id, pinned_files
 from megamoe_atom.problem import Exit, Problem
 from megamoe_atom.settings import parse, parse_kernel_edits
 from trees import checkout, contents

@@ -54,11 +54,12 @@ def test_the_real_constructor_asks_for_heap_and_device_memory_as_in_our_ledger_t
     assert result["different"] == []
     assert len(result["rows"]) == 20
     assert all(row["device_tensors"] >= 48 and row["allocations"] >= 21 for row in result["rows"])
+    assert result["unpinned"] == [], "all that the served layer imports from the checkout is checked beforehand"
 
 
 def test_the_loader_accepts_the_real_checkout_and_refuses_one_changed_byte() -> None:
     result = scenario("load", needs="torch")
-    assert result == {"files": 35, "changed_file": "flydsl_commit"}
+    assert result == {"files": 37, "changed_file": "flydsl_commit"}
 
 
 def test_the_reference_takes_the_real_constructors_and_forwards_arguments_in_their_order() -> None:
@@ -216,7 +217,7 @@ def test_what_a_service_compiles_at_its_start_is_compiled_for_the_linter(tmp_pat
     (tmp_path / "out/aot.json").write_text(json.dumps(report | {"kernels": 1}))
     again = image.bake(*look)
     assert again.returncode == 1
-    assert "error: 2 kernels in" in again.stdout, again.stdout
+    assert "error: 2 kernels in" in again.stderr, again.stderr
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from megamoe.patch.rules import blob_id, edits_hash, load_rules, load_upstream, rewrite_source, transform
+from megamoe.patch.rules import edits_hash, load_rules, load_upstream, rewrite_source, transform
+from megamoe_atom.kernel import blob_id
 from megamoe_atom.problem import Problem
 
 MOE = '''"""é — text that is not ASCII comes before the sites."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from megamoe.patch import command, tree
 from megamoe.patch.contract import Broken
-from megamoe.patch.rules import PinnedFile, Upstream, blob_id, load_rules, transform
+from megamoe.patch.rules import PinnedFile, Upstream, load_rules, transform
+from megamoe_atom.kernel import blob_id
 from megamoe_atom.problem import Problem
 from test_rules import SOURCES
 from trees import contents

@@ -91,6 +91,8 @@ CASES: dict[str, Case] = {
         # Few tokens in many rows, for the reason given at pro_width below.
         Case("cu256", 1, 1024, 256, 8, 2, 4096, (Forward((40,)),), cu=256, combine=None,
              why="the grids of a whole GPU: stage-1 2 x 128, gemm2 8 x 256, upstream's own combine of 128 x 8"),
+        Case("cu256_one_token", 1, 1024, 256, 8, 2, 1, (Forward((1,)),), cu=256,
+             why="one token per rank on a whole GPU: gemm2's first look at a tile reads past the sorted ids"),
         Case("a4w4", 1, 512, 256, 4, 2, 16, (Forward((5,)), Forward((16,), seed=9)), cu=8, quant="a4w4",
         why="fp4 activations"),
         Case("a4w4_cu4", 1, 512, 256, 4, 2, 16, (Forward((5,)), Forward((16,), seed=9)), cu=4, quant="a4w4",

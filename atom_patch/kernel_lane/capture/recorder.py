@@ -150,6 +150,7 @@ class Recorder:
                 untouched = t.undefined and bool((t.data == POISON).all())
                 t.undefined = untouched
                 t.buffer = Buffer("", t.data, t.rank, np.full(t.data.size, 0 if untouched else 1, np.uint8))
+                t.buffer.read_past = _MOST_PAST  # the bundle's own runs judge, where buffers lie apart
                 t.shadow = t.data.copy()
                 continue
             changed = np.nonzero(t.data != t.shadow)[0]
@@ -206,6 +207,7 @@ class Recorder:
             writer.buffers.append({"name": t.name, "rank": t.rank, "bytes": t.data.size, "dtype": t.dtype,
             "shape": t.shape,
                                    "align": 256 if t.heap else 64, "heap": t.heap, "init": init,
+                                   "read_past": read_past(t, case.get("cu", 1)),
                                    "pointers": [[o, b.name, a] for o, b, a in t.pointers]})  # fmt: skip
         keep = {id(t) for t in used}
         for step in self.steps:
@@ -273,6 +275,18 @@ _ARGUMENTS = {("quant", 0): "x", ("quant", 24): "x_q", ("quant", 48): "x_scale",
 _SHORT = (("mfma_fmoe1", "stage1"), ("mfma_moe2", "gemm2"), ("mfma_moe1", "gemm1"), ("ep_combine", "combine"),
           ("ep_dispatch", "dispatch"), ("per_1x32_mx_quant", "quant"), ("moe_sorting", "sort"),
           ("mxfp4_moe_scale_sort", "scale_sort"))  # fmt: skip
+
+
+# What torch's allocator rounds a block of device memory up to: nobody else's bytes lie there.
+_BLOCK, _MOST_PAST = 512, 1 << 24
+
+
+def read_past(t: Tracked, cu: int) -> int:
+    """Bytes behind the end of a tensor that the pinned kernels may read on a GPU of `cu` compute units: the rest of its
+    block; one index of tok_id_to_src (the row of no token); gemm2's first look at a tile of 32 rows on every CU."""
+    name = t.name.split(".", 1)[-1]
+    known = {"op.tok_id_to_src": 4, "s1_sti": 4 * 32 * cu}.get(name, 0)
+    return max(-t.data.size % (upstream.HEAP_ALIGN if t.heap else _BLOCK), known)
 
 
 def short_name(kernel: str) -> str:

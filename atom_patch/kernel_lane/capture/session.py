@@ -46,7 +46,11 @@ class Session:
         self.megamoe = upstream.load(flydsl)
 
     def run(self, work: Sequence[Any]) -> list[Any]:
-        """work[r]() on every rank, with its tensors watched."""
+        """work[r]() on every rank, with its tensors watched.
+
+        Raises:
+            Problem: the work's own; flydsl_commit, when it loaded what is not the pinned source.
+        """
 
         def watched(call: Any) -> Any:
             def body() -> Any:
@@ -56,11 +60,13 @@ class Session:
             return body
 
         try:
-            return self.ranks.run([watched(call) for call in work])
+            results = self.ranks.run([watched(call) for call in work])
         except BaseException:
             if self.hip.failure is not None:
                 raise self.hip.failure from None
             raise
+        upstream.verify_loaded(self.flydsl)
+        return results
 
 
 def constructor_arguments(case: Case, rank: int) -> dict[str, Any]:

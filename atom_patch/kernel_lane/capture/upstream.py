@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from megamoe_atom.problem import Exit, Problem
+from megamoe_atom.problem import Exit, Problem, Reason
 
 from kernel_lane.capture import rocm
 
@@ -150,3 +150,31 @@ def load(flydsl: Path) -> Any:
     # Its only word about devices: "must live on CUDA".
     importlib.import_module(MODULES[1]).FlyDSLDispatchCombineIntraNodeOp._check_tensor_device = lambda *_a, **_k: None
     return megamoe
+
+
+def verify_loaded(flydsl: Path) -> None:
+    """Refuses what was imported from the checkout and is not the pinned commit's, or an edit of ours.
+
+    The adapter checks the files that serving loads before it loads them; a case may reach further.
+
+    Raises:
+        Problem: flydsl_commit, a reason per file.
+    """
+    from megamoe_atom import kernel
+
+    root = flydsl.resolve()
+    commit, known = kernel.pinned_files()
+    files = {Path(m.__file__).resolve() for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    loaded = sorted(f.relative_to(root).as_posix() for f in files if f.is_relative_to(root / "kernels"))
+    reasons = [
+        Reason(
+            "flydsl_commit",
+            f"{name} has git blob id {have}, expected {' or '.join(known.get(name, ['no such file']))}",
+            "a bundle says of which source its kernels are; another source compiles just as well",
+            f"check out FlyDSL {commit} there",
+        )
+        for name in loaded
+        if (have := kernel.blob_id((root / name).read_bytes())) not in known.get(name, [])
+    ]
+    if reasons:
+        raise Problem.of(reasons, exit_code=Exit.REFUSED)

@@ -39,9 +39,10 @@ KINDS = (
     "unordered_read", "register_early", "lds_early", "lds_bounds", "stale_read", "barrier_dma", "flag_early",
     "misaligned",
     "barrier_missed", "write_readonly", "lds_unwritten", "lds_unordered", "buffer_descriptor", "undefined_operand",
+    "read_allowed",
 )  # fmt: skip
 STOPS = ("", "deadlock", "limit", "fault")
-FREED, HEAP, KERNARG, READONLY = 1, 2, 4, 8
+FREED, KERNARG, READONLY = 1, 4, 8
 SYSTEM_POISON = 0xA5
 
 
@@ -102,7 +103,7 @@ class Buffer:
     """Memory that kernels may touch: `data` is its content, uint8, and is changed in place.
 
     `written` (None or bool per byte as uint8) says which bytes hold defined values; reads of others are reported.
-    `reserve`: bytes behind it that belong to no other buffer (the heap rounds blocks up).
+    `read_past`: bytes behind its end that may be read, as poison; a read further on stops the run.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Buffer:
     written: NDArray[np.uint8] | None = None
     freed: bool = False
     readonly: bool = False
+    read_past: int = 0
 
     @property
     def address(self) -> int:
@@ -272,7 +274,8 @@ def _machine(
     names: list[str] = []
     for k, (address, size, flags, owner) in enumerate(places):
         region = regions[k]
-        region.lo, region.hi, region.top, region.id, region.flags = address, address + size, address + size, k, flags
+        region.lo, region.hi, region.id, region.flags = address, address + size, k, flags
+        region.top = region.hi + owner.read_past
         names.append(owner.name)
         if not size:
             continue

@@ -5,21 +5,25 @@
  *
  * Late completion: an operation is an Event in its wave's queue. It *samples* memory (loads) or becomes *visible*
  * (stores, atomics) at one moment and *lands* (registers or LDS written, counter decremented) at a later one. In-order
- * runs do all at once and keep only the numbers of the stores that nobody has waited for. */
+ * runs do all at once and keep only the numbers of the stores that nobody has waited for.
+ *
+ * One CU keeps the order in which its waves issue accesses to the same bytes (LLVM's memory model of gfx942, work-groups
+ * that are not split over CUs): among the waves of a block a barrier orders them, with no wait for the stores. Nobody
+ * else sees that order: a flag for another block needs the wait. */
 
 enum { K_LOAD, K_STORE, K_ATOMIC, K_DMA, K_CACHE, K_SMEM, K_LDS, K_FLAT };
 enum { A_ADD, A_UMAX, A_UMIN, A_SMAX, A_SMIN, A_AND, A_OR, A_SWAP, A_ADD_F32, A_PK_ADD_BF16 };
 enum { L_READ, L_WRITE, L_ADD, L_UMAX, L_LANES };
 enum { STOP_NONE, STOP_DEADLOCK, STOP_LIMIT, STOP_FAULT };
-enum { R_FREED = 1, R_HEAP = 2, R_KERNARG = 4, R_READONLY = 8 };
+enum { R_FREED = 1, R_KERNARG = 4, R_READONLY = 8 };
 /* Findings; names in machine/__init__.py, same order. */
 enum { X_READ_PAST_END, X_WRITE_PAST_END, X_UNMAPPED, X_FREED, X_READ_UNWRITTEN, X_UNORDERED_WRITE, X_UNORDERED_SAME,
        X_UNORDERED_READ, X_REGISTER_EARLY, X_LDS_EARLY, X_LDS_BOUNDS, X_STALE_READ, X_BARRIER_DMA, X_FLAG_EARLY,
-       X_MISALIGNED, X_BARRIER_MISSED, X_WRITE_READONLY, X_LDS_UNWRITTEN, X_LDS_UNORDERED, X_DESCRIPTOR, X_UNDEFINED, X_COUNT };
+       X_MISALIGNED, X_BARRIER_MISSED, X_WRITE_READONLY, X_LDS_UNWRITTEN, X_LDS_UNORDERED, X_DESCRIPTOR, X_UNDEFINED, X_READ_ALLOWED, X_COUNT };
 
 typedef struct {
     u64 lo, hi;   /* hi: end of the buffer itself */
-    u64 top;      /* end of what is reserved for it (heap blocks are rounded up) */
+    u64 top;      /* end of what may be read: poison from hi on */
     u32 id, flags;
     u8 *written;  /* per byte: has been written; null when not tracked */
     u64 *writer;  /* per byte: wave << 32 | store number, within this run; null when not tracked */
@@ -37,6 +41,7 @@ struct Event {
     const Ins *ins;
     Wave *w;
     u64 mask;
+    u64 lowest, highest; /* of the addresses */
     u64 address[64];
     u32 second[64];
     u64 inside[4]; /* lanes per dword that are inside the buffer descriptor */
@@ -50,6 +55,8 @@ struct Event {
 struct Block {
     Launch *launch;
     u32 x, y, z, waves, barriers;
+    u32 first;             /* id of its first wave; the others follow */
+    u32 *issued;           /* per wave: stores issued before the last barrier, when races are looked for */
     u8 *lds;
     u32 lds_size;
     Wave **wave;
@@ -127,7 +134,7 @@ static void report(Machine *m, Wave *w, u32 kind, u32 pc, u32 other_pc, u32 othe
         Finding *f = &m->found[k];
         if (f->kind == kind && f->pc == pc && f->other_pc == other_pc && f->region == region && f->code == l->code && f->same_wave == same) {
             f->count++;
-            if (kind == X_READ_PAST_END && offset > f->offset) f->offset = offset;
+            if (kind == X_READ_ALLOWED && offset > f->offset) f->offset = offset;
             return;
         }
     }
@@ -161,8 +168,8 @@ static Region *find(Machine *m, u64 a) {
     if (!lo) return 0;
     return m->last = &m->region[lo - 1];
 }
-/* The region that holds all of [a, a+n), or null after a finding. A read that starts at most 256 bytes past the end of
- * a buffer reads poison; anything else outside stops the run. */
+/* The region that holds all of [a, a+n), or null after a finding. A read past the end, as far as the buffer's owner
+ * allows it, reads poison; anything else outside stops the run. */
 static Region *check(Machine *m, Wave *w, const Ins *i, u64 a, u32 n, int write) {
     Region *r = find(m, a);
     if (r && a + n <= r->hi && !(r->flags & R_FREED) && !(write && r->flags & (R_KERNARG | R_READONLY))) return r;
@@ -171,9 +178,11 @@ static Region *check(Machine *m, Wave *w, const Ins *i, u64 a, u32 n, int write)
     if (r && a + n <= r->hi) {
         report(m, w, r->flags & R_FREED ? X_FREED : X_WRITE_READONLY, i->pc, 0, 0, 0, id, a - r->lo, 0, 0);
         halt(m, w, STOP_FAULT, i->pc);
+    } else if (r && !write && a + n <= r->top) {
+        report(m, w, X_READ_ALLOWED, i->pc, 0, 0, 0, id, past, 0, 0);
     } else if (r && past <= 256 + n) {
         report(m, w, write ? X_WRITE_PAST_END : X_READ_PAST_END, i->pc, 0, 0, 0, id, past, 0, 0);
-        if (write) halt(m, w, STOP_FAULT, i->pc);
+        halt(m, w, STOP_FAULT, i->pc);
     } else {
         report(m, w, X_UNMAPPED, i->pc, 0, 0, 0, id, r ? a - r->lo : a, write, 0);
         halt(m, w, STOP_FAULT, i->pc);
@@ -202,6 +211,11 @@ static void release(Machine *m, Wave *w, u32 *to) {
     join(to, w->clock, m->waves);
     to[w->id] = own > w->waited_seq ? own : w->waited_seq;
 }
+/* Whether the wave may rely on that store: it has been waited for, or the wave's own CU keeps it in order. */
+static int ordered(Wave *w, u32 who, u32 seq) {
+    Block *b = w->block;
+    return w->clock[who] >= seq || (who - b->first < b->waves && b->issued[who - b->first] >= seq);
+}
 static int is_sync(Region *r, u64 a) { return r->sync && r->sync[(a - r->lo) >> 2]; }
 
 static void note_read(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 n) {
@@ -222,7 +236,7 @@ static void note_read(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 n
         u64 last = r->writer[at + k];
         if (!last) continue;
         u32 who = (u32)(last >> 32) - 1, seq = (u32)last;
-        if (who != w->id && w->clock[who] < seq) {
+        if (who != w->id && !ordered(w, who, seq)) {
             report(m, w, X_UNORDERED_READ, i->pc, 0, who, 0, r->id, at + k, (u32)last, 0);
             break;
         }
@@ -242,7 +256,7 @@ static void note_write(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 
     for (u32 k = 0; k < n; k++) {
         u64 last = r->writer[at + k];
         u32 who = (u32)(last >> 32) - 1, seq = (u32)last;
-        if (last && who != w->id && w->clock[who] < seq && !atomic && !is_sync(r, a)) {
+        if (last && who != w->id && !ordered(w, who, seq) && !atomic && !is_sync(r, a)) {
             int same = value && *(u8 *)(a + k) == value[k];
             report(m, w, same ? X_UNORDERED_SAME : X_UNORDERED_WRITE, i->pc, 0, who, 0, r->id, at + k, (u32)last, 0);
             k |= 3;
@@ -297,6 +311,7 @@ static int is_load(const Event *e) { return e->kind == K_LOAD || e->kind == K_DM
 static int is_store(const Event *e) { return e->kind == K_STORE || e->kind == K_ATOMIC; }
 
 static int overlap(const Event *a, const Event *b) {
+    if (a->lowest >= b->highest + b->bytes || b->lowest >= a->highest + a->bytes) return 0;
     for (int l = 0; l < 64; l++) {
         if (!(a->mask >> l & 1)) continue;
         for (int k = 0; k < 64; k++)
@@ -307,17 +322,18 @@ static int overlap(const Event *a, const Event *b) {
 static void sample(Event *e);
 static void make_visible(Event *e);
 
-/* Operations of one wave on the same bytes keep their order. */
+/* Operations of one block on the same bytes keep their order. */
 static void settle_older(Event *e) {
-    Wave *w = e->w;
-    for (int k = 0; k < w->vm_count; k++) {
-        Event *q = w->vm[k];
-        if (!q || q->number >= e->number) break;
-        if (is_load(q) ? !q->sampled && is_store(e) && overlap(q, e) : is_store(q) && !q->visible && overlap(q, e)) {
+    Block *b = e->w->block;
+    for (u32 n = 0; n < b->waves; n++)
+        for (int k = 0; k < b->wave[n]->vm_count; k++) {
+            Event *q = b->wave[n]->vm[k];
+            if (q->number >= e->number) break;
+            if (is_load(q) ? q->sampled || !is_store(e) : !is_store(q) || q->visible) continue;
+            if (!overlap(q, e)) continue;
             if (is_load(q)) sample(q);
             else make_visible(q);
         }
-    }
 }
 static void stale_check(Event *e) {
     Machine *m = e->w->m;
@@ -328,9 +344,8 @@ static void stale_check(Event *e) {
         for (u64 k = (e->address[l] - r->lo) >> 2; k <= (e->address[l] - r->lo + e->bytes - 1) >> 2; k++) {
             u32 n = r->pending[k];
             Event *q = n ? m->live[n] : 0;
-            if (q && q->w != e->w && !is_sync(r, e->address[l]))
-                report(m, e->w, X_STALE_READ, e->ins->pc, q->ins->pc, q->w->block->launch->code, q->w->block->launch->rank, r->id, k * 4, 0,
-                       e->w->block == q->w->block);
+            if (q && q->w->block != e->w->block && !is_sync(r, e->address[l]))
+                report(m, e->w, X_STALE_READ, e->ins->pc, q->ins->pc, q->w->block->launch->code, q->w->block->launch->rank, r->id, k * 4, 0, 0);
         }
     }
 }
@@ -638,6 +653,12 @@ static void push_vm(Event *e) {
     *k = *e;
     e = k;
     e->number = number(m, e);
+    e->lowest = ~0ull;
+    for (int l = 0; l < 64; l++)
+        if (e->mask >> l & 1) {
+            if (e->address[l] < e->lowest) e->lowest = e->address[l];
+            if (e->address[l] > e->highest) e->highest = e->address[l];
+        }
     w->vm[w->vm_count++] = e;
     mark_pending(w, e);
     e->due = e->land = ~0ull;
@@ -989,6 +1010,7 @@ static void start_block(Machine *m, Launch *l, u32 *ids) {
     b->y = n / l->grid[0] % l->grid[1];
     b->z = n / l->grid[0] / l->grid[1];
     b->waves = l->waves_per_block;
+    b->first = *ids;
     b->lds_size = l->lds;
     b->lds = malloc(LDS_BYTES);
     memset(b->lds, (int)m->o.lds_poison, l->lds ? l->lds : 1);
@@ -998,6 +1020,7 @@ static void start_block(Machine *m, Launch *l, u32 *ids) {
         b->write = calloc(LDS_BYTES / 4, 4);
     }
     if (m->o.checks & C_LDS) b->lds_writer = calloc(LDS_BYTES / 4, 8);
+    if (m->o.checks & C_RACES) b->issued = calloc(b->waves, 4);
     for (u32 k = 0; k < b->waves; k++) {
         Wave *w = b->wave[k] = new_wave(m);
         u32 *clock = w->clock;
@@ -1040,7 +1063,7 @@ static void end_block(Machine *m, Block *b) {
         else free(w);
     }
     b->launch->live--;
-    free(b->lds); free(b->dma); free(b->write); free(b->lds_writer); free(b->wave);
+    free(b->lds); free(b->dma); free(b->write); free(b->lds_writer); free(b->issued); free(b->wave);
     free(b);
 }
 static void pass_barrier(Machine *m, Block *b) {
@@ -1049,6 +1072,7 @@ static void pass_barrier(Machine *m, Block *b) {
         u32 *all = calloc(m->waves, 4);
         for (u32 k = 0; k < b->waves; k++) {
             Wave *w = b->wave[k];
+            b->issued[k] = w->store_seq;
             u32 own = w->clock[w->id];
             w->clock[w->id] = 0;
             release(m, w, all);
@@ -1199,7 +1223,7 @@ u32 machine_run(Machine *m) {
             free(w->clock);
             free(w);
         }
-        free(b->lds); free(b->dma); free(b->write); free(b->lds_writer); free(b->wave); free(b);
+        free(b->lds); free(b->dma); free(b->write); free(b->lds_writer); free(b->issued); free(b->wave); free(b);
     }
     while (m->pooled) free(m->pool[--m->pooled]);
     free(order); free(m->live); free(m->sync_key); free(m->sync_clock); free(m->block);

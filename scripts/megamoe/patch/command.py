@@ -10,14 +10,14 @@ from typing import Annotated, NoReturn
 
 import typer
 from megamoe_atom import kernel_edits
-from megamoe_atom.kernel import differing_files
+from megamoe_atom.kernel import blob_id, differing_files
 from megamoe_atom.problem import Exit, Problem
 from megamoe_atom.settings import parse_kernel_edits
 
 from megamoe.envelope import Finding, Outcome, outcome_from, run_verb
 from megamoe.patch import tree
 from megamoe.patch.contract import check_contract
-from megamoe.patch.rules import Rule, TreeName, Upstream, blob_id, edits_hash, load_rules, load_upstream, transform
+from megamoe.patch.rules import Rule, TreeName, Upstream, edits_hash, load_rules, load_upstream, transform
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Apply, check, show or revert the semantic edits.")
 Atom = Annotated[

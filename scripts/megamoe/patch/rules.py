@@ -24,11 +24,6 @@ from megamoe.resources import resource
 TreeName = Literal["atom", "flydsl", "flydsl_compiler"]
 
 
-def blob_id(content: bytes) -> str:
-    """What `git hash-object` prints for these bytes (sha1 over "blob <size>" NUL content); needs no git."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class Rewrite:
     """An ast-grep rule and the text that takes the place of each match.

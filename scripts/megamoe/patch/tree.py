@@ -12,9 +12,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from megamoe_atom.kernel import blob_id
 from megamoe_atom.problem import Exit, Problem, Reason
 
-from megamoe.patch.rules import PinnedFile, Rule, Upstream, blob_id, transform
+from megamoe.patch.rules import PinnedFile, Rule, Upstream, transform
 
 TEMP_SUFFIX = ".megamoe-new"
 

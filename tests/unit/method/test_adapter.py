@@ -426,7 +426,7 @@ def flydsl(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
-    monkeypatch.setattr(kernel, "pinned_files", lambda: ("c" * 40, {n: [kernel._blob_id(c)] for n, c in files.items()}))
+    monkeypatch.setattr(kernel, "pinned_files", lambda: ("c" * 40, {n: [kernel.blob_id(c)] for n, c in files.items()}))
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in [m for m in sys.modules if m.split(".")[0] == "kernels"]:
         monkeypatch.delitem(sys.modules, name)
