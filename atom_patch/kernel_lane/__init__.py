@@ -13,7 +13,7 @@ checks
 * `judge.py`    compares memory with what the bundle expects
 * `capture/`    FlyDSL's real host code on CPU tensors: its launches become bundles
 
-**Bundle** (format "megamoe-kernel-bundle", version 1): a folder that any executor can run, be it this one, an emulator
+**Bundle** (format "megamoe-kernel-bundle", version 2): a folder that any executor can run, be it this one, an emulator
 or a GPU.
 
     bundle.json
@@ -26,9 +26,12 @@ hold stands in `bundle_form.py`, and a key beyond that is refused. A file named 
 * A buffer: `name` ("r0.gm.rx_em": rank, owner, field), `rank`, `bytes`, `dtype`, `shape`, `align`,
   `init` ({"file": "data/x.bin"}, {"fill": 0}, or {"undefined": true}: whatever was in memory), and
   `pointers` [[offset, buffer, addend], ...]: 8-byte words that hold the address of buffer + addend; `heap` and
-  `readonly` where they are true.
+  `readonly` where they are true; `read_past`: bytes behind its end that kernels may read (0 where it is not given).
+  They belong to no buffer, and an executor must make them readable.
 * A step is one of
   {"host": [{"buffer", "offset", "file"}, ...]}: what the host writes between launches;
+  {"copy": [{"buffer", "offset", "from", "at", "bytes"}, ...]}: what it copies between buffers, one after another: what
+  kernels wrote, and may write otherwise in another order, is copied as it then is;
   {"free": [{"buffer"}, ...]}: what it gives back, so that no later launch may touch it;
   {"launches": [{"rank", "name", "kernel", "code", "grid", "block", "dynamic_lds", "kernarg" (hex), "pointers"}, ...]}:
   launches that run together, one per rank at most, as they wait for each other (kernarg pointers as in buffers; block

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernel_lane import bundle_form
 
-FORMAT, VERSION = "megamoe-kernel-bundle", 1
+FORMAT, VERSION = "megamoe-kernel-bundle", 2
 PAGE = 4096
 
 
@@ -151,6 +151,10 @@ class Bundle:
                 owner = self._buffer(path, w["buffer"])
                 if w["offset"] + (self.folder / w["file"]).stat().st_size > owner["bytes"]:
                     raise _bad("bundle_reference", path, f"writes past the end of {w['buffer']}")
+            for c in step.get("copy", []):
+                for name, offset in ((c["buffer"], c["offset"]), (c["from"], c["at"])):
+                    if offset + c["bytes"] > self._buffer(path, name)["bytes"]:
+                        raise _bad("bundle_reference", path, f"copies past the end of {name}")
             for f in step.get("free", []):
                 self._buffer(path, f["buffer"])
             for e in step.get("expect", []):

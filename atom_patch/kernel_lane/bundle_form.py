@@ -59,7 +59,7 @@ INIT = Kind(
 )
 TOP = {"format": TEXT, "version": whole(1), "case": OBJECT, "ranks": whole(1, 64), "buffers": listed(OBJECT),
        "steps": listed(OBJECT)}  # fmt: skip
-STEPS = ("host", "free", "launches", "expect")
+STEPS = ("host", "copy", "free", "launches", "expect")
 
 
 def _entries(ranks: int) -> dict[str, tuple[dict[str, Kind], dict[str, Kind]]]:
@@ -77,6 +77,7 @@ def _entries(ranks: int) -> dict[str, tuple[dict[str, Kind], dict[str, Kind]]]:
     return {
         "buffers": (buffer, more),
         "host": (place, {}),
+        "copy": ({"buffer": TEXT, "offset": whole(0), "from": TEXT, "at": whole(0), "bytes": whole(1)}, {}),
         "free": ({"buffer": TEXT}, {}),
         "launches": (launch, {}),
         "expect": (place | {"name": RESULT}, {"dtype": TEXT}),

@@ -110,6 +110,9 @@ class Executor:
                     writes.append(
                         machine.Write(buffers[w["buffer"]], int(w["offset"]), self.bundle.bytes_of(w["file"]), order)
                     )
+                for c in step.get("copy", []):
+                    source = content[c["from"]][c["at"] : c["at"] + c["bytes"]]
+                    writes.append(machine.Write(buffers[c["buffer"]], int(c["offset"]), source, order))
                 for f in step.get("free", []):
                     # Where launches overlap, a rank that lags may still use what its host gives back behind the first.
                     if starts:

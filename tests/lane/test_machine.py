@@ -182,6 +182,16 @@ def test_a_barrier_orders_a_blocks_stores_before_its_own_later_reads(schedule: s
     assert "unordered_read" in kinds(run(program(unordered), threads=128, check_races=True)[0]), "without the barrier"
 
 
+def test_a_scalar_load_is_not_in_that_order() -> None:
+    """Scalar loads go through another cache: the stores must have been waited for, also within a block."""
+    read = [instruction("s_load_dword", form="", src=(4,), dst=20, offset=256), WAIT]
+    body = [*pointers(), *own_number(4), BARRIER, *read, END]
+    found = [f for f in run(program(body), threads=128, check_races=True)[0].findings if f.kind == "unordered_read"]
+    assert [(f.buffer, f.offset) for f in found] == [("data", 256)]
+    waited = [*pointers(), *own_number(4), WAIT_VM, BARRIER, *read, END]
+    assert "unordered_read" not in kinds(run(program(waited), threads=128, check_races=True)[0])
+
+
 @pytest.mark.parametrize("schedule", LATE)
 def test_a_barrier_orders_a_blocks_reads_before_its_own_later_stores(schedule: str) -> None:
     body = [*pointers(), *other_wave(V + 9), load(V + 6, 4, V + 9), BARRIER, *own_number(4), WAIT, store(V + 6, 8), END]

@@ -216,7 +216,21 @@ SPOILED = {
     "a buffer is not listed": (lambda b, f: b["buffers"].pop(0), "bundle_reference"),
     "a buffer is listed twice": (lambda b, f: b["buffers"].append(b["buffers"][0]), "bundle_reference"),
     "the code object is missing": (lambda b, f: [p.unlink() for p in (f / "code").iterdir()], "bundle_file"),
-    "another format": (lambda b, f: b.update(version=99), "bundle_format"),
+    "a later format": (lambda b, f: b.update(version=99), "bundle_format"),
+    "the first format, which knew no copies": (lambda b, f: b.update(version=1), "bundle_format"),
+    "a copy past an end": (
+        lambda b, f: b["steps"].insert(
+            0, {"copy": [{"buffer": "r0.x", "offset": 4, "from": "r0.in", "at": 0, "bytes": 3072}]}
+        ),
+        "bundle_reference",
+    ),
+    "a copy from nowhere": (
+        lambda b, f: b["steps"].insert(
+            0, {"copy": [{"buffer": "r0.x", "offset": 0, "from": "r0.y", "at": 0, "bytes": 4}]}
+        ),
+        "bundle_reference",
+    ),
+    "a reach past an end that is none": (lambda b, f: b["buffers"][0].update(read_past=-1), "bundle_format"),
     "no steps": (lambda b, f: b.pop("steps"), "bundle_format"),
     "a launch without kernarg": (lambda b, f: b["steps"][0]["launches"][0].pop("kernarg"), "bundle_format"),
     "a launch without a block": (lambda b, f: launch(b).pop("block"), "bundle_format"),

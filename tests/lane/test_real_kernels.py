@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -127,8 +128,6 @@ def test_e1_stage_1_waits_for_ever_at_launch_two_to_the_31(
 
 def age(bundle: Bundle, folder: Path, launches: int) -> Bundle:
     """The bundle as it would be after so many launches: its epoch counters set, nothing else."""
-    import shutil
-
     shutil.copytree(bundle.folder, folder)
     body = json.loads((folder / "bundle.json").read_text())
     stage1 = next(x for s in body["steps"] for x in s.get("launches", []) if x["name"] == "stage1")
@@ -175,8 +174,6 @@ def test_a_golden_file_of_another_layer_is_refused(tmp_path: Path, golden: str, 
 
 
 def test_a_flydsl_of_another_commit_is_refused(captured, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    import shutil
-
     flydsl = checkout("MEGAMOE_FLYDSL_DIR")
     shutil.copytree(flydsl / "kernels", tmp_path / "kernels")
     file = tmp_path / "kernels" / "mega_moe" / "kloop.py"
@@ -187,3 +184,30 @@ def test_a_flydsl_of_another_commit_is_refused(captured, tmp_path: Path) -> None
                            str(tmp_path / "out"), "--python", python, "--json"], capture_output=True, text=True,
                            timeout=600)  # fmt: skip
     assert done.returncode == 2 and json.loads(done.stdout)["findings"][0]["code"] == "flydsl_commit"
+
+
+def test_the_path_that_is_not_fused_is_exact_at_random_when_the_hosts_copy_is_made_anew(  # type: ignore[no-untyped-def]
+    captured, tmp_path: Path
+) -> None:
+    """Dispatch hands out slots as waves arrive, and the host code copies the slots' experts for the sort."""
+    executor = captured("nonfused")
+    (copies,) = [s["copy"] for s in executor.bundle.steps if "copy" in s]
+    assert [(c["buffer"], c["from"], c["bytes"]) for c in copies] == [("r0.nf_recv_topk", "r0.op.disp_out_idx", 40)]
+    seeds = range(1, 13)
+    assert not [seed for seed in seeds if wrong(executor, f"random@{seed}")[0]]
+    # The same bundle with what the copy held in order, as a constant: tokens meet other tokens' experts.
+    in_order = executor.run().memory["r0.op.disp_out_idx"][:40].tobytes()
+    frozen = planted(executor.bundle, tmp_path / "constant", in_order)
+    assert not wrong(frozen, "order")[0]
+    assert len([seed for seed in seeds if wrong(frozen, f"random@{seed}")[0]]) >= 10
+
+
+def planted(bundle: Bundle, folder: Path, content: bytes) -> Executor:
+    """The bundle with these bytes where its host code fills nf_recv_topk."""
+    shutil.copytree(bundle.folder, folder)
+    body = json.loads((folder / "bundle.json").read_text())
+    (folder / "data" / "planted-recv.bin").write_bytes(content)
+    write = {"buffer": "r0.nf_recv_topk", "offset": 0, "file": "data/planted-recv.bin"}
+    body["steps"] = [{"host": [write]} if "copy" in s else s for s in body["steps"]]
+    (folder / "bundle.json").write_text(json.dumps(body))
+    return Executor(Bundle.read(folder))

@@ -128,3 +128,50 @@ def test_a_view_keeps_its_memory(recorder: Recorder) -> None:
         tensors["x"] = tensors["x"].view(3, 256)[:, :]
     launch(recorder, memory)
     assert recorder.findings == []
+
+
+def test_what_the_host_copies_from_a_kernels_output_is_copied_anew_in_every_run(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    memory = ranks(recorder)
+    launch(recorder, memory)
+    with recorder.watch():
+        for tensors in memory:
+            tensors["flag"].zero_()
+            tensors["x"][:256].copy_(tensors["out"][256:512])
+    launch(recorder, memory)
+    for rank, tensors in enumerate(memory):
+        recorder.expect(f"rank{rank}", tensors["out"], tensors["out"].numpy().tobytes(), "float32")
+    recorder.save(tmp_path, {"name": "ours"}, 2)
+    bundle = Bundle.read(tmp_path)
+    assert [next(iter(s)) for s in bundle.steps] == ["launches", "host", "copy", "launches", "expect", "expect"]
+    (copy, _) = bundle.steps[2]["copy"]
+    assert (copy["offset"], copy["at"], copy["bytes"]) == (0, 1024, 1024)
+    for overlap in (False, True):
+        assert compare(bundle, Executor(bundle).run(overlap=overlap).results) == []
+    # The first launch gives other values: the second must see them through the copy.
+    for b in bundle.buffers:
+        if "file" in b["init"]:  # x
+            b["init"] = {"fill": 0}
+    run = Executor(bundle).run()
+    for rank in range(2):
+        # x is 0, so out is 2 * 0 + 1, and a third of it becomes the peer's second input.
+        values = run.results[f"rank{rank}"].view("<f4")
+        assert list(values[:256]) == [3.0] * 256 and list(values[256:]) == [1.0] * 512
+
+
+def test_a_copy_that_the_host_then_changes_stays_what_the_host_wrote(recorder: Recorder, tmp_path: Path) -> None:
+    memory = ranks(recorder)
+    launch(recorder, memory)
+    with recorder.watch():
+        for tensors in memory:
+            tensors["flag"].zero_()
+            tensors["x"].copy_(tensors["out"])
+            tensors["x"].add_(1)
+    launch(recorder, memory)
+    for rank, tensors in enumerate(memory):
+        recorder.expect(f"rank{rank}", tensors["out"], tensors["out"].numpy().tobytes(), "float32")
+    recorder.save(tmp_path, {"name": "ours"}, 2)
+    bundle = Bundle.read(tmp_path)
+    assert [next(iter(s)) for s in bundle.steps] == ["launches", "host", "launches", "expect", "expect"]
+    assert compare(bundle, Executor(bundle).run().results) == []

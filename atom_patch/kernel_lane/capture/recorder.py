@@ -56,6 +56,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func._schema.name == "aten::copy_":
+            self.recorder.copied(args[0], args[1])
         for t in tree_flatten(out)[0]:
             if isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.layout == torch.strided:
                 self.recorder.track(t, poison=func._schema.name in _EMPTY)
@@ -69,6 +71,7 @@ class Recorder:
         self.schedule = schedule or Schedule()
         self.tracked: dict[int, Tracked] = {}
         self.steps: list[dict[str, Any]] = []
+        self._copies: list[tuple[Tracked, int, Tracked, int, int]] = []
         self.blobs: list[bytes] = []
         self.instructions = 0
         self.findings: list[machine.Finding] = []
@@ -92,6 +95,14 @@ class Recorder:
             view[:] = POISON
             entry.undefined = True
         self.tracked[address] = entry
+
+    def copied(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """The host code has copied bytes between two tensors: if a kernel wrote them, they are no constant."""
+        plain = to.is_contiguous() and source.is_contiguous() and source.device.type == to.device.type == "cpu"
+        if plain and to.dtype == source.dtype and to.numel() == source.numel() > 0:
+            into, origin = self.resolve(to.data_ptr()), self.resolve(source.data_ptr())
+            if into and origin and origin[0].buffer is not None and into[0] is not origin[0]:
+                self._copies.append((*into, *origin, to.numel() * to.element_size()))
 
     def resolve(self, address: int) -> tuple[Tracked, int] | None:
         for t in self.tracked.values():
@@ -142,8 +153,22 @@ class Recorder:
             t.shadow = t.data.copy() if t.shadow is None or not np.array_equal(t.shadow, t.data) else t.shadow
 
     def _host_writes(self) -> None:
-        """What changed since the last launch ended: new tensors become buffers, changes become host writes."""
+        """What changed since the last launch ended: new tensors become buffers, changes become copies or host writes.
+
+        A copy whose two sides are still equal is told as such, behind the writes; what else changed is a constant.
+        """
         writes = []
+        copies: list[dict[str, Any]] = [
+            {"buffer": to, "offset": offset, "from": origin, "at": at, "bytes": size}
+            for to, offset, origin, at, size in self._copies
+            if np.array_equal(to.data[offset : offset + size], origin.data[at : at + size])
+        ]
+        self._copies = []
+        for c in copies:
+            to, here = c["buffer"], slice(c["offset"], c["offset"] + c["bytes"])
+            if to.shadow is not None:
+                to.shadow[here] = to.data[here]
+                to.buffer.written[here] = 1
         for t in list(self.tracked.values()):
             if t.shadow is None:
                 t.init = t.data.tobytes()
@@ -161,6 +186,8 @@ class Recorder:
                 t.buffer.written[first:last] = 1
         if writes:
             self.steps.append({"host": writes})
+        if copies:
+            self.steps.append({"copy": copies})
 
     def _given_back(self) -> None:
         """What the host code has freed since the last launch: an allocator may give it to anybody from here on."""
@@ -216,6 +243,11 @@ class Recorder:
                         for w in step["host"] if id(w["buffer"]) in keep]  # fmt: skip
                 if rows:
                     writer.steps.append({"host": rows})
+            elif "copy" in step:
+                copied = [c | {"buffer": c["buffer"].name, "from": c["from"].name}
+                          for c in step["copy"] if id(c["buffer"]) in keep]  # fmt: skip
+                if copied:
+                    writer.steps.append({"copy": copied})
             elif "free" in step:
                 gone = [{"buffer": t.name} for t in step["free"] if id(t) in keep]
                 if gone:
@@ -245,12 +277,16 @@ class Recorder:
         spans = sorted((t.address, t.address + t.data.size, t) for t in self.tracked.values() if t.init is not None)
         todo = [b for s in self.steps for launch in s.get("launches", []) for _, b, _ in launch["pointers"]]
         todo += [e["buffer"] for s in self.steps for e in s.get("expect", [])]
+        sources: dict[int, list[Tracked]] = {}
+        for c in (c for s in self.steps for c in s.get("copy", [])):
+            sources.setdefault(id(c["buffer"]), []).append(c["from"])
         seen: dict[int, Tracked] = {}
         while todo:
             t = todo.pop()
             if id(t) in seen:
                 continue
             seen[id(t)] = t
+            todo += sources.get(id(t), [])
             if t.dtype == "int64" and t.init is not None:
                 for k, value in enumerate(np.frombuffer(t.init, np.int64)):
                     found = _inside(spans, int(value))

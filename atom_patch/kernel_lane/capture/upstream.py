@@ -164,7 +164,7 @@ def verify_loaded(flydsl: Path) -> None:
 
     root = flydsl.resolve()
     commit, known = kernel.pinned_files()
-    files = {Path(m.__file__).resolve() for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    files = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
     loaded = sorted(f.relative_to(root).as_posix() for f in files if f.is_relative_to(root / "kernels"))
     reasons = [
         Reason(

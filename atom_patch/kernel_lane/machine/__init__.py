@@ -135,11 +135,14 @@ class Start:
 
 @dataclass(slots=True)
 class Write:
-    """A write of the host between launches: executed before launch `order` of its rank."""
+    """A write of the host between launches: executed before launch `order` of its rank.
+
+    `content`: bytes, or what another buffer holds then (a view of its `data`).
+    """
 
     buffer: Buffer
     offset: int
-    content: bytes
+    content: bytes | NDArray[np.uint8]
     order: int = 0
 
 
@@ -298,12 +301,12 @@ def _machine(
             region.pending = pending.ctypes.data
     host = (HostWrite * max(1, len(writes)))()
     for record, write in zip(host, writes, strict=False):
-        content = np.frombuffer(write.content, np.uint8).copy()
-        keep.append(content)
-        record.to, record.source, record.bytes = write.buffer.address + write.offset, content.ctypes.data, content.size
+        source = np.frombuffer(write.content, np.uint8)  # no copy: a buffer is read when the write is executed
+        keep.append(source)
+        record.to, record.source, record.bytes = write.buffer.address + write.offset, source.ctypes.data, source.size
         record.rank, record.order = write.buffer.rank, write.order
         if write.buffer.written is not None:
-            write.buffer.written[write.offset : write.offset + content.size] = 1
+            write.buffer.written[write.offset : write.offset + source.size] = 1
     found = (FindingRecord * 1024)()
     machine = MachineRecord()
     machine.region, machine.regions = regions, len(regions)

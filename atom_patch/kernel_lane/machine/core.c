@@ -211,14 +211,15 @@ static void release(Machine *m, Wave *w, u32 *to) {
     join(to, w->clock, m->waves);
     to[w->id] = own > w->waited_seq ? own : w->waited_seq;
 }
-/* Whether the wave may rely on that store: it has been waited for, or the wave's own CU keeps it in order. */
-static int ordered(Wave *w, u32 who, u32 seq) {
+/* Whether the wave may rely on that store: it has been waited for, or the wave's own CU keeps it in order. Scalar loads
+ * go another way than stores. */
+static int ordered(Wave *w, u32 who, u32 seq, int scalar) {
     Block *b = w->block;
-    return w->clock[who] >= seq || (who - b->first < b->waves && b->issued[who - b->first] >= seq);
+    return w->clock[who] >= seq || (!scalar && who - b->first < b->waves && b->issued[who - b->first] >= seq);
 }
 static int is_sync(Region *r, u64 a) { return r->sync && r->sync[(a - r->lo) >> 2]; }
 
-static void note_read(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 n) {
+static void note_read(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 n, int scalar) {
     u64 at = a - r->lo;
     if (r->written)
         for (u32 k = 0; k < n; k++)
@@ -236,7 +237,7 @@ static void note_read(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 n
         u64 last = r->writer[at + k];
         if (!last) continue;
         u32 who = (u32)(last >> 32) - 1, seq = (u32)last;
-        if (who != w->id && !ordered(w, who, seq)) {
+        if (who != w->id && !ordered(w, who, seq, scalar)) {
             report(m, w, X_UNORDERED_READ, i->pc, 0, who, 0, r->id, at + k, (u32)last, 0);
             break;
         }
@@ -256,7 +257,7 @@ static void note_write(Machine *m, Wave *w, const Ins *i, Region *r, u64 a, u32 
     for (u32 k = 0; k < n; k++) {
         u64 last = r->writer[at + k];
         u32 who = (u32)(last >> 32) - 1, seq = (u32)last;
-        if (last && who != w->id && !ordered(w, who, seq) && !atomic && !is_sync(r, a)) {
+        if (last && who != w->id && !ordered(w, who, seq, 0) && !atomic && !is_sync(r, a)) {
             int same = value && *(u8 *)(a + k) == value[k];
             report(m, w, same ? X_UNORDERED_SAME : X_UNORDERED_WRITE, i->pc, 0, who, 0, r->id, at + k, (u32)last, 0);
             k |= 3;
@@ -271,11 +272,11 @@ static void discover(Machine *m, Region *r, u64 a, u32 n) {
 }
 
 /* Reads n bytes (1, 2 or 4) for one lane. */
-static u32 load_bytes(Machine *m, Wave *w, const Ins *i, u64 a, u32 n) {
+static u32 load_bytes(Machine *m, Wave *w, const Ins *i, u64 a, u32 n, int scalar) {
     Region *r = check(m, w, i, a, n, 0);
     if (!r) return 0xA5A5A5A5;
     if ((i->flags & (F_SC0 | F_SC1)) == (F_SC0 | F_SC1)) discover(m, r, a, n);
-    if (r->written || r->writer) note_read(m, w, i, r, a, n);
+    if (r->written || r->writer) note_read(m, w, i, r, a, n, scalar);
     u32 x = 0;
     memcpy(&x, (void *)a, n);
     return x;
@@ -361,7 +362,7 @@ static void sample(Event *e) {
     for (int k = 0; k < parts(e); k++)
         for (int l = 0; l < 64; l++) {
             u32 x = 0;
-            if (e->mask >> l & e->inside[k] >> l & 1) x = load_bytes(m, w, e->ins, e->address[l] + 4 * k, n);
+            if (e->mask >> l & e->inside[k] >> l & 1) x = load_bytes(m, w, e->ins, e->address[l] + 4 * k, n, 0);
             e->data[k][l] = e->sign ? (n == 1 ? (u32)(i32)(i8)x : (u32)(i32)(i16)x) : x;
         }
     e->sampled = 1;
@@ -399,7 +400,7 @@ static void make_visible(Event *e) {
             discover(m, r, e->address[l], e->bytes);
             memcpy(&old, (void *)e->address[l], e->bytes);
             if (r->written || r->writer) {
-                if (r->writer && is_sync(r, e->address[l])) note_read(m, w, e->ins, r, e->address[l], e->bytes);
+                if (r->writer && is_sync(r, e->address[l])) note_read(m, w, e->ins, r, e->address[l], e->bytes, 0);
                 note_write(m, w, e->ins, r, e->address[l], e->bytes, 0, 1);
             }
             u64 fresh = atomic_result(e->action, old, x, e->bytes);
@@ -533,7 +534,7 @@ static void do_lds(Event *e) {
 static void do_smem(Event *e) {
     Wave *w = e->w;
     for (int k = 0; k < e->n; k++) {
-        if (!e->sampled) e->data[k][0] = load_bytes(w->m, w, e->ins, e->address[0] + 4 * k, 4);
+        if (!e->sampled) e->data[k][0] = load_bytes(w->m, w, e->ins, e->address[0] + 4 * k, 4, 1);
         w->s[e->d + k] = e->data[k][0];
         w->pending_s[e->d + k] = 0;
     }
@@ -713,7 +714,7 @@ static void push_lg(Event *e) {
     } else if (e->kind == K_SMEM) {
         for (int p = 0; p < e->n; p++) w->pending_s[e->d + p] = 1;
         if (uniform(m) < m->o.sample_early) {
-            for (int p = 0; p < e->n; p++) e->data[p][0] = load_bytes(m, w, e->ins, e->address[0] + 4 * p, 4);
+            for (int p = 0; p < e->n; p++) e->data[p][0] = load_bytes(m, w, e->ins, e->address[0] + 4 * p, 4, 1);
             e->sampled = 1;
         }
     }
@@ -1136,7 +1137,7 @@ static void fill(Machine *m, u32 *ids) {
         if (!l->next)
             for (u32 q = 0; q < m->hosts; q++)
                 if (m->host[q].rank == l->rank && m->host[q].order <= l->order && m->host[q].bytes) {
-                    memcpy((void *)m->host[q].to, (void *)m->host[q].from, m->host[q].bytes);
+                    memmove((void *)m->host[q].to, (void *)m->host[q].from, m->host[q].bytes);
                     m->host[q].bytes = 0;
                 }
         while (l->next < total && (!m->o.resident || l->live < m->o.resident)) start_block(m, l, ids);
