@@ -16,12 +16,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel_lane import elf
 from kernel_lane.bundle import Bundle
+from kernel_lane.decode import Instruction, decode
 from kernel_lane.execute import Executor, Run
 from kernel_lane.judge import compare
 from kernel_lane.machine.schedule import Schedule
 from megamoe.kernels.check import check
 from megamoe.kernels.lint import collect, judge
+from megamoe.kernels.lint_flow import Flow
+from megamoe.kernels.lint_silicon import Gap, gaps, packed_float_faults
+from megamoe.kernels.lint_steps import step_of
 from megamoe.resources import resource
 from real import checkout, python_with
 
@@ -211,3 +216,24 @@ def planted(bundle: Bundle, folder: Path, content: bytes) -> Executor:
     body["steps"] = [{"host": [write]} if "copy" in s else s for s in body["steps"]]
     (folder / "bundle.json").write_text(json.dumps(body))
     return Executor(Bundle.read(folder))
+
+
+@pytest.mark.parametrize("case", ["micro", "micro_u32", "small", "w2_compact", "k8", "a4w4"])
+def test_the_compiler_keeps_every_distance_and_not_one_wait_state_more(captured, case: str) -> None:  # type: ignore[no-untyped-def]
+    """So the linter's numbers are this compiler's: with each `s_nop` one state shorter, most of them are too few."""
+    executor = captured(case)
+    nops = short = 0
+    for name in {launch["code"] for s in executor.bundle.steps for launch in s.get("launches", [])}:
+        code = elf.read(executor.bundle.bytes_of(name))
+        for kernel in code.kernels:
+            instructions = list(decode(code.code(kernel), kernel.entry))
+            assert too_close(instructions) == [] and packed_float_faults(instructions) == []
+            less = [dataclasses.replace(i, imm=i.imm - 1) if i.name == "s_nop" else i for i in instructions]
+            found = too_close(less)
+            nops += sum(i.name == "s_nop" for i in instructions)
+            short += len({g.second.pc for g in found})
+    assert short > nops / 2 > 10, "the others align loops"
+
+
+def too_close(instructions: list[Instruction]) -> list[Gap]:
+    return list(gaps(instructions, Flow([step_of(i) for i in instructions])))

@@ -229,7 +229,9 @@ def _lint_kernel(
 ) -> tuple[list[Finding], list[dict[str, Any]]]:
     from kernel_lane.decode import decode
     from kernel_lane.machine.start import refusals
+    from kernel_lane.text import text
 
+    from megamoe.kernels.lint_silicon import gap_in_words, gaps, packed_float_faults
     from megamoe.kernels.lint_steps import step_of, waits_for_others
 
     findings: list[Finding] = []
@@ -278,6 +280,25 @@ def _lint_kernel(
             f"{u.release:#x} and the arrival at {u.arrival:#x} are another wave's",
             "a wave's release covers its own stores only, so peers may read rows that have not arrived (L2)",
             "megamoe patch apply --flydsl DIR (edit payload_wait), then compile again; or use the compact layout",
+        )
+    close = list(gaps(instructions, flow))
+    if close:
+        add(
+            "wait_states",
+            f"{gap_in_words(close[0])}; {len(close)} such places",
+            "the hardware does not hold the second one back: it reads, or loses, what the first has not finished",
+            "compile with an LLVM that keeps gfx950's distances, as FlyDSL 0.2.4's does; older ones may keep gfx942's",
+        )
+    packed = packed_float_faults(instructions)
+    if packed:
+        add(
+            "packed_float32",
+            f"{text(packed[0])} at {packed[0].pc:#x} takes the low register of its first source and the high one of "
+            f"its second; {len(packed)} such places",
+            "gfx950 may read that second source as zero while matrix work is under way on the compute unit, and "
+            "reports nothing (ROCm/rocMLIR#2459)",
+            "swap the two sources, the same arithmetic with op_sel [1,0], as newer LLVM does; or compile without "
+            "packed float32 (-packed-fp32-ops)",
         )
     spins = waits_for_others(instructions)
     need = Need(
@@ -341,5 +362,5 @@ def command(
     ] = FULL_CU_COUNT,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON envelope on stdout.")] = False,
 ) -> NoReturn:
-    """Check compiled kernels without running them: symbols, registers, waits, publish order."""
+    """Check compiled kernels without running them: symbols, registers, waits, publish order, gfx950's own faults."""
     run_verb("kernels lint", lambda: judge(collect(paths), cu_count=cu_count), json_output=json_output)
