@@ -97,6 +97,9 @@ CASES = {
         EXEC_BY_LANES, one("v_readfirstlane_b32", form="e32", src=(V + 3,), dst=4), 4,
     ),
     "an exponential, used": (one("v_exp_f32", src=(V + 1,), dst=V + 2), move(V + 3, V + 2), 1),
+    "an exponential, added to": (
+        one("v_exp_f32", src=(V + 1,), dst=V + 2), one("v_fmac_f32", form="e32", src=(V + 3, V + 4), dst=V + 2), 1,
+    ),
     "an exponential of an exponential": (
         one("v_exp_f32", src=(V + 1,), dst=V + 2), one("v_exp_f32", src=(V + 2,), dst=V + 3), 0,
     ),

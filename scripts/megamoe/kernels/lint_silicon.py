@@ -72,6 +72,8 @@ def use_of(i: Instruction) -> Use:
     swap = "_swap_" in op.name
     if swap:
         reads = writes = reads | writes
+    elif op.name.startswith("v_fmac"):
+        reads |= writes
     matrix = 0
     if op.name.startswith("v_mfma"):
         matrix = 4 if i.formats == (_FP4, _FP4) else 8
@@ -89,7 +91,7 @@ def use_of(i: Instruction) -> Use:
 
 
 def _reads_late(i: Instruction) -> bool:
-    return i.opcode.encoding == "FLAT" or (i.opcode.encoding == "MUBUF" and i.src[3] >= 128)
+    return i.opcode.encoding == "FLAT" or bool(i.opcode.encoding == "MUBUF" and i.src[3] >= 128)
 
 
 @dataclass(frozen=True, slots=True)
