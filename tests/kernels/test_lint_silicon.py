@@ -1,7 +1,8 @@
 """What gfx950's silicon asks beyond each instruction's meaning: wait states, and packed float32 next to matrix work.
 
 The distances are what LLVM 22.1.8 puts between such pairs for gfx950 (its hazard recogniser alone, on code of two
-instructions); most occur in FlyDSL's kernels, too, not one state longer (tests/lane/test_real_kernels.py).
+instructions), but for buffer stores with a register for their offset (llvm/llvm-project#197267, measured on gfx950);
+most occur in FlyDSL's kernels, too, not one state longer (tests/lane/test_real_kernels.py).
 """
 
 from __future__ import annotations
@@ -108,6 +109,12 @@ CASES = {
     ),
     "a wide store's data, overwritten": (
         one("global_store_dwordx4", form="", src=(V + 90, V + 4, 4)), move(V + 7, 128), 2,
+    ),
+    "a wide buffer store's data, overwritten": (
+        one("buffer_store_dwordx4", form="", src=(V + 90, V + 4, 8, 128)), move(V + 7, 128), 2,
+    ),
+    "a wide buffer store's data, with a register for its offset": (
+        one("buffer_store_dwordx4", form="", src=(V + 90, V + 4, 8, 20)), move(V + 7, 128), 1,
     ),
     "a narrow store's data, overwritten": (
         one("global_store_dwordx2", form="", src=(V + 90, V + 4, 4)), move(V + 5, 128), 0,

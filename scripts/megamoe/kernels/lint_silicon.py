@@ -5,7 +5,8 @@ other the hardware has no interlock: so many wait states must lie between them (
 N + 1). And one encoding of packed float32 arithmetic is computed wrongly while matrix work is under way.
 
 Sources: LLVM's GCNHazardRecognizer for gfx950 (its numbers were raised twice in 2025, so an older compiler emits too
-few), ROCm/rocMLIR#2459 (2026-08) for packed float32.
+few); llvm/llvm-project#197267 (2026-05) for buffer stores whose offset is a register, which LLVM 22 leaves out;
+ROCm/rocMLIR#2459 (2026-08) for packed float32.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Use:
     """One instruction's registers as bits by operand code, and its class.
 
     matrix: passes of a matrix product, 0 for everything else. sum: the registers from which a matrix product starts.
-    wide: the data of a store of more than 64 bits, which is read late. partial: writes only part of its register.
+    wide, late: the data of a store of more than 64 bits, and how long it is still being read; partial: writes only part
+    of its register.
     chosen: the scalar register that says which lane is read or written.
     """
 
@@ -50,6 +52,7 @@ class Use:
     matrix: int
     sum: int
     wide: int
+    late: int
     transcendental: bool
     partial: bool
     dpp: bool
@@ -78,20 +81,16 @@ def use_of(i: Instruction) -> Use:
     if op.name.startswith("v_mfma"):
         matrix = 4 if i.formats == (_FP4, _FP4) else 8
     store = op.memory is not None and op.memory[0] == "store" and op.memory[1] > 8
-    # A buffer store with a register for its offset reads its data in time.
-    wide = _bits(i.src[1], op.memory[1] // 4) if store and op.memory and _reads_late(i) else 0
+    wide = _bits(i.src[1], op.memory[1] // 4) if store and op.memory else 0
     return Use(
         reads, writes, op.encoding in _VECTOR, op.encoding in ("MUBUF", "FLAT"), op.encoding == "DS", matrix,
-        _bits(i.src[2], 4) if matrix and i.src[2] >= VGPR else 0, wide, op.name.startswith(_TRANSCENDENTAL),
+        _bits(i.src[2], 4) if matrix and i.src[2] >= VGPR else 0, wide,
+        1 if store and op.encoding == "MUBUF" and i.src[3] < 128 else 2, op.name.startswith(_TRANSCENDENTAL),
         (i.sdwa is not None and i.sdwa.dst != 6) or bool(op.encoding == "VOP3" and i.opsel & 12), i.dpp is not None,
         swap, op.name if op.name in _ONE_LANE else "",
         _bits(i.src[1], 1) if op.name in _ONE_LANE[:2] and i.src[1] < 128 else 0,
         "lds" in i.flags, op.encoding.startswith("SOP"), i.imm + 1 if op.name == "s_nop" else 1,
     )  # fmt: skip
-
-
-def _reads_late(i: Instruction) -> bool:
-    return i.opcode.encoding == "FLAT" or bool(i.opcode.encoding == "MUBUF" and i.src[3] >= 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ NEEDS: tuple[Need, ...] = (
          lambda a, b: a.writes & b.reads & _LANES if a.transcendental and b.vector and not b.transcendental else 0),
     Need("a register of which only a part was written", _constant(1),
          lambda a, b: a.writes & b.reads & _LANES if a.partial and b.vector else 0),
-    Need("the data of a store of more than 64 bits, overwritten", _constant(2),
+    Need("the data of a store of more than 64 bits, overwritten", lambda a: a.late,
          lambda a, b: a.wide & b.writes if b.vector else 0),
     Need("M0, written by a scalar instruction, before a copy to LDS", _constant(1),
          lambda a, b: a.writes & _bits(M0, 1) if a.scalar and b.lds_dma else 0),
