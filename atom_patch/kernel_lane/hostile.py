@@ -8,21 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernel_lane.execute import Executor
-from kernel_lane.judge import FAULTS, WHY, compare, place
+from kernel_lane.judge import FAULTS, MEANINGS, compare, place
 from kernel_lane.machine import Finding
 from kernel_lane.machine.schedule import Schedule
 
 _SEEDED = ("random", "late", "scatter", "flag", "stall", "slow")
 _POISONS = (0xA5, 0xFF, 0x00)
-_FIX = {
-    "unordered_read": "the writer must wait for its stores (s_waitcnt vmcnt(0)) "
-    "before the barrier or flag that announces them",
-    "unordered_write": "order the writers by a barrier, a flag or distinct places",
-    "lds_early": "wait for the copy to LDS (vmcnt) before the barrier that lets other waves read it",
-    "barrier_dma": "wait for the copy to LDS (vmcnt) before the barrier",
-    "flag_early": "drain the stores of every wave of the block before the flag is stored",
-    "register_early": "a compiler fault: report it with the code object",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +82,8 @@ def examine(executor: Executor, plan: Sequence[Schedule], seeds: int) -> Report:
         fault = f.kind in FAULTS
         where = ", ".join(dict.fromkeys(schedules))
         blame = "; the output was wrong in such a run" if with_wrong_output else ""
-        fix = _FIX.get(f.kind, "compare with the kernel's source")
-        report.verdicts.append(Verdict(f.kind, fault, f"{place(f)} (under {where}{blame})", WHY[f.kind], fix))
+        told = MEANINGS[f.kind]
+        report.verdicts.append(Verdict(f.kind, fault, f"{place(f)} (under {where}{blame})", told.why, told.fix))
     return report
 
 

@@ -10,7 +10,7 @@ import pytest
 from bench import V, instruction, program
 from kernel_lane import machine
 from kernel_lane.decode import Instruction
-from kernel_lane.judge import FAULTS
+from kernel_lane.judge import FAULTS, MEANINGS
 from kernel_lane.machine import Buffer, Outcome, Start, Sync
 from kernel_lane.machine.schedule import Schedule
 from megamoe_atom.problem import Problem
@@ -550,3 +550,8 @@ def test_the_same_seed_gives_the_same_run(seeds: Sequence[int] = (1, 1, 2)) -> N
     rounds = [run(HASTY, READER, schedule=f"slow@{s}") for s in seeds]
     results = [(o.steps, [(f.kind, f.pc, f.count) for f in o.findings], b.out.data.tobytes()) for o, b in rounds]
     assert results[0] == results[1]
+
+
+def test_every_kind_of_finding_says_what_why_and_what_to_do() -> None:
+    assert set(MEANINGS) == {*machine.KINDS, "findings_lost"} and set(MEANINGS) >= FAULTS
+    assert all(len({m.what, m.why, m.fix}) == 3 and m.fix for m in MEANINGS.values())

@@ -70,7 +70,7 @@ def _fresh(out: Path, names: list[str]) -> None:
 def own(folder: Path, schedule: str, out: Path | None, *, overlap: bool = False) -> Outcome:
     from kernel_lane.bundle import Bundle
     from kernel_lane.execute import Executor, expectations, write_results
-    from kernel_lane.judge import FAULTS, place
+    from kernel_lane.judge import FAULTS, MEANINGS, place
     from kernel_lane.machine.schedule import Schedule
 
     parsed = Schedule.parse(schedule)
@@ -85,9 +85,8 @@ def own(folder: Path, schedule: str, out: Path | None, *, overlap: bool = False)
         findings.insert(0, stopped(run.stop))
     for f in run.findings:
         severity: Severity = "error" if f.kind in FAULTS else "info"
-        findings.append(
-            Finding(f.kind, severity, place(f), "see `megamoe kernels check`", "compare with the kernel's source")
-        )
+        told = MEANINGS[f.kind]
+        findings.append(Finding(f.kind, severity, place(f), told.why, told.fix))
     rate = run.instructions / run.cpu_seconds if run.cpu_seconds else 0.0
     data: dict[str, Any] = {
         "schedule": str(parsed), "instructions": run.instructions, "seconds": round(run.seconds, 3),
