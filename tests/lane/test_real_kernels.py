@@ -155,7 +155,7 @@ def age(bundle: Bundle, folder: Path, launches: int) -> Bundle:
 @pytest.mark.parametrize(
     "case",
     ["a4w4", "one_token", "k8", "k1", "skew_rank", "skew_expert", "values", "w8_compact", "flash_width", "pro_width",
-     "cu256", "nonfused"],
+     "cu256", "cu256_one_token", "nonfused"],
 )  # fmt: skip
 def test_a_case_by_formula_equals_the_reference(captured, case: str) -> None:  # type: ignore[no-untyped-def]
     executor = captured(case)
