@@ -136,8 +136,17 @@ def test_a_runner_that_hangs_is_ended_with_all_that_it_started(bundle: Path, tmp
     assert run_foreign(bundle, tmp_path, child + told, timeout_s=2) == "runner_timeout"
     assert time.monotonic() - began < 20
     pid = int((tmp_path / "pid").read_text())
-    gone = Path(f"/proc/{pid}/stat")
-    assert not gone.exists() or gone.read_text().split()[2] == "Z"
+    # A killed process is there until it is scheduled once more, which a busy machine may put off.
+    while time.monotonic() - began < 20 and running(pid):
+        time.sleep(0.05)
+    assert not running(pid)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_runner_that_is_not_there_or_fails_in_any_tongue_is_told_apart(bundle: Path, tmp_path: Path) -> None:
