@@ -43,7 +43,8 @@ locks=$(cat requirements/engine.lock requirements/build.lock | sha256sum | cut -
 wheelhouse=$state/wheelhouse-$locks
 if [[ ! -d $wheelhouse ]]; then
     echo "filling $wheelhouse (hashes checked)" >&2
-    partial=$(mktemp -d "$wheelhouse.XXXXXX")
+    partial=$(mktemp -d "$wheelhouse.XXXXXX") || fail 4 "no folder $wheelhouse.* can be made" "the wheels are gathered there" \
+        "see the line above (space, permissions), or point MEGAMOE_STATE at another file system"
     trap 'rm -rf "$partial"' EXIT
     target=()
     if ! python3 -c 'import platform, sys; sys.exit((sys.version_info[:2], platform.machine()) != ((3, 11), "x86_64"))'; then

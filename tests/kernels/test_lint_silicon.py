@@ -1,17 +1,21 @@
 """What gfx950's silicon asks beyond each instruction's meaning: wait states, and packed float32 next to matrix work.
 
-The distances are what LLVM 22.1.8 puts between such pairs for gfx950 (its hazard recogniser alone, on code of two
-instructions), but for buffer stores with a register for their offset (llvm/llvm-project#197267, measured on gfx950);
-most occur in FlyDSL's kernels, too, not one state longer (tests/lane/test_real_kernels.py).
+The distances are LLVM's for gfx950, asked of its hazard recogniser where it is installed (hazards.py), but for buffer
+stores with a register for their offset (llvm/llvm-project#197267, measured on gfx950). Most occur in FlyDSL's kernels,
+too, not one state longer (tests/lane/test_real_kernels.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
 from code_object import code_object
+from hazards import PAIRS, machine_text
 from kernel_lane.decode import Dpp, Instruction, Sdwa
 from kernel_lane.isa import BY_NAME
 from megamoe.kernels import lint
@@ -136,6 +140,17 @@ def test_as_many_wait_states_as_the_hardware_needs_and_no_fewer(
         assert (gap.have, gap.want) == (states - 1, states)
     else:
         assert found(program(first, second)) == []
+
+
+def test_the_distances_are_those_of_llvm() -> None:
+    program = next((p for n in range(25, 20, -1) if (p := shutil.which(f"llc-{n}"))), None)
+    if program is None:
+        pytest.skip("no llc of LLVM 21 to 25 is installed (older ones keep shorter distances)")
+    words = [program, "-mtriple=amdgcn", "-mcpu=gfx950", "-run-pass=post-RA-hazard-rec", "-x=mir", "-o=-", "-"]
+    done = subprocess.run(words, input=machine_text(), capture_output=True, text=True, timeout=60, check=True)
+    functions = re.split(r"^name: +pair", done.stdout, flags=re.MULTILINE)[1:]
+    states = [sum(int(n) + 1 for n in re.findall(r"S_NOP (\d+)", text)) for text in functions]
+    assert dict(zip(PAIRS, states, strict=True)) == {name: CASES[name][2] for name in PAIRS}
 
 
 def test_other_instructions_are_wait_states_too() -> None:

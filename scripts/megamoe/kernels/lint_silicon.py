@@ -24,6 +24,7 @@ _TRANSCENDENTAL = ("v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", 
 _PACKED_FLOAT = ("v_pk_add_f32", "v_pk_mul_f32", "v_pk_fma_f32")
 _ONE_LANE = ("v_readlane_b32", "v_writelane_b32", "v_readfirstlane_b32")
 _FP4 = 4  # cbsz, blgp
+_FP4_PASSES, _FP8_PASSES = 4, 8
 
 
 def _bits(code: int, words: int) -> int:
@@ -79,18 +80,28 @@ def use_of(i: Instruction) -> Use:
         reads |= writes
     matrix = 0
     if op.name.startswith("v_mfma"):
-        matrix = 4 if i.formats == (_FP4, _FP4) else 8
+        matrix = _FP4_PASSES if i.formats == (_FP4, _FP4) else _FP8_PASSES
     store = op.memory is not None and op.memory[0] == "store" and op.memory[1] > 8
-    wide = _bits(i.src[1], op.memory[1] // 4) if store and op.memory else 0
     return Use(
-        reads, writes, op.encoding in _VECTOR, op.encoding in ("MUBUF", "FLAT"), op.encoding == "DS", matrix,
-        _bits(i.src[2], 4) if matrix and i.src[2] >= VGPR else 0, wide,
-        1 if store and op.encoding == "MUBUF" and i.src[3] < 128 else 2, op.name.startswith(_TRANSCENDENTAL),
-        (i.sdwa is not None and i.sdwa.dst != 6) or bool(op.encoding == "VOP3" and i.opsel & 12), i.dpp is not None,
-        swap, op.name if op.name in _ONE_LANE else "",
-        _bits(i.src[1], 1) if op.name in _ONE_LANE[:2] and i.src[1] < 128 else 0,
-        "lds" in i.flags, op.encoding.startswith("SOP"), i.imm + 1 if op.name == "s_nop" else 1,
-    )  # fmt: skip
+        reads=reads,
+        writes=writes,
+        vector=op.encoding in _VECTOR,
+        memory=op.encoding in ("MUBUF", "FLAT"),
+        lds=op.encoding == "DS",
+        matrix=matrix,
+        sum=_bits(i.src[2], 4) if matrix and i.src[2] >= VGPR else 0,
+        wide=_bits(i.src[1], op.memory[1] // 4) if store and op.memory else 0,
+        late=1 if store and op.encoding == "MUBUF" and i.src[3] < 128 else 2,
+        transcendental=op.name.startswith(_TRANSCENDENTAL),
+        partial=(i.sdwa is not None and i.sdwa.dst != 6) or bool(op.encoding == "VOP3" and i.opsel & 12),
+        dpp=i.dpp is not None,
+        swap=swap,
+        lane=op.name if op.name in _ONE_LANE else "",
+        chosen=_bits(i.src[1], 1) if op.name in _ONE_LANE[:2] and i.src[1] < 128 else 0,
+        lds_dma="lds" in i.flags,
+        scalar=op.encoding.startswith("SOP"),
+        states=i.imm + 1 if op.name == "s_nop" else 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,8 @@ NEEDS: tuple[Need, ...] = (
     Need("M0, written by a scalar instruction, before a copy to LDS", _constant(1),
          lambda a, b: a.writes & _bits(M0, 1) if a.scalar and b.lds_dma else 0),
 )  # fmt: skip
-REACH = 12
+REACH = _FP8_PASSES + 4
+"""The longest of them: nothing further away matters."""
 
 
 @dataclass(frozen=True, slots=True)
